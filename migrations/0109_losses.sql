@@ -10,15 +10,3 @@ alter table job_bodies
     add column max_losses integer,
     -- Why it was dead-lettered. Null: an attempt failed.
     add column death text;
-
--- The protocol that leased it counts an expired lease as a failure. Null: it does not.
-alter table jobs add column loss_fails boolean;
-
--- For who relied on it: every expired lease counts as a failure.
-alter table projects add column losses_count_as_failures boolean not null default false;
-
--- Whether it does in a project.
-create function losses_fail(project integer) returns boolean
-stable language sql as $$
-    select losses_count_as_failures from projects where id = project
-$$;

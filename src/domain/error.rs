@@ -243,7 +243,10 @@ pub enum Error {
     StaleLease(JobStatus),
 
     /// The worker showed no attempt, and may mean one that it lost.
-    #[error("this worker lost an earlier attempt of the job: send `attempt` or `lease_id`")]
+    #[error(
+        "this worker lost an earlier attempt of the job, or a checkpoint needs its attempt: send \
+         `attempt` or `lease_id`"
+    )]
     FenceRequired(JobStatus),
 
     /// A parent failed or was cancelled: its children would wait forever.

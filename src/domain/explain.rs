@@ -90,6 +90,8 @@ pub const MAX_COUNTED_AHEAD: i64 = 1_000;
 pub struct Loss {
     /// Their number.
     pub total: i32,
+    /// Those since the last outcome or progress.
+    pub in_row: i32,
     /// Losses in a row after which it is dead-lettered.
     pub max_in_row: i32,
     /// Why it was dead-lettered, if it was.
@@ -359,9 +361,9 @@ fn due(facts: &Facts) -> Condition {
         (true, _) => "it is due".to_owned(),
         (false, Reason::Backoff) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
-            let failed = match (facts.failures, facts.loss.total) {
-                (0, 0) => "no failure is counted".to_owned(),
-                (0, losses) => format!("lost {losses} times"),
+            let failed = match (facts.failures, facts.loss.in_row) {
+                (_, losses @ 1..) => format!("lost {losses} times in a row"),
+                (0, _) => "no failure is counted".to_owned(),
                 (failures, _) => format!("failure {failures} of {}", facts.max_attempts),
             };
             format!("{failed}: retried in {seconds} s")

@@ -34,7 +34,10 @@ fn a_payload_that_kills_each_worker_stops_after_its_losses_in_a_row() {
         let waiting = t.job(&id).await;
         assert_eq!((counts(&waiting), &waiting["waiting_for"]), ([2, 0], &json!("backoff")));
         let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert!(why["summary"].as_str().is_some_and(|it| it.starts_with("lost 2 times")), "{why}");
+        assert!(
+            why["summary"].as_str().is_some_and(|it| it.starts_with("lost 2 times in a row")),
+            "{why}"
+        );
         lose(t).await;
         let dead = t.job_becomes(&id, "dead_letter").await;
         assert_eq!((counts(&dead), &dead["dead_letter_reason"]), ([3, 0], &json!("lost")));
@@ -87,11 +90,13 @@ fn an_outcome_or_progress_begins_a_new_row_of_losses() {
 #[test]
 fn losses_of_a_type_in_a_row_open_its_circuit_breaker() {
     run_alone(async |t| {
-        t.patch("/v1/queues/default", json!({"brake_after": 2})).await.is(200);
+        t.patch("/v1/queues/default", json!({"brake_after": 1})).await.is(200);
         let id = t.enqueue(json!({"job_type": "poison"})).await;
+        let paused = async || t.get("/v1/queues/default").await.is(200)["paused_types"][0].clone();
         lose(t).await;
+        assert_eq!(paused().await, Value::Null, "a host that dies loses healthy jobs, too");
         lose(t).await;
-        let paused = t.get("/v1/queues/default").await.is(200)["paused_types"][0].clone();
+        let paused = paused().await;
         let paused = (&paused["job_type"], &paused["paused_by"]);
         assert_eq!(paused, (&json!("poison"), &json!("brake")));
         assert_eq!(t.job(&id).await["state"], "pending", "it is no dead letter");

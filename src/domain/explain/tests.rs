@@ -12,7 +12,7 @@ fn facts() -> Facts {
         run_at: DateTime::UNIX_EPOCH,
         failures: 0,
         max_attempts: 3,
-        loss: Loss { total: 0, max_in_row: 5, death: DeadLetterReason::Failed },
+        loss: Loss { total: 0, in_row: 0, max_in_row: 5, death: DeadLetterReason::Failed },
         unfinished_parents: 0,
         group: None,
         blocks_group: None,

@@ -42,6 +42,8 @@ pub enum OutcomeCause<'a> {
     LeaseExpired,
     /// The worker released the job.
     Released,
+    /// The server releases it, since it was not delivered.
+    Undelivered,
     /// The worker has made no call for as long as it said, or may say, it would.
     WorkerGone,
     /// A person has released it, since its worker does not.
@@ -67,6 +69,7 @@ impl OutcomeCause<'_> {
             Self::TimedOut => AttemptOutcome::Timeout,
             Self::LeaseExpired => AttemptOutcome::LeaseExpired,
             Self::Released
+            | Self::Undelivered
             | Self::WorkerGone
             | Self::TakeBack
             | Self::RateLimited { .. }
@@ -93,7 +96,9 @@ impl OutcomeCause<'_> {
             Self::TakeBack => ("take_back", "the lease was released by request, not by its worker"),
             Self::RateLimited { .. } => (RATE_LIMITED, "the worker has met a rate limit"),
             Self::Snoozed { .. } => (SNOOZED, "the worker has put the job off"),
-            Self::Failed { .. } | Self::Released => return ErrorReport::default(),
+            Self::Failed { .. } | Self::Released | Self::Undelivered => {
+                return ErrorReport::default();
+            }
         };
         ErrorReport::bounded(Some(kind), Some(message), None)
     }
@@ -194,9 +199,11 @@ pub fn after_attempt(
     let is_loss = cause.is_loss() && !running.losses_fail;
     let is_failure = !is_loss && cause.outcome() != AttemptOutcome::Released;
     let failures = running.failures.saturating_add(i32::from(is_failure));
-    let losses = match is_loss {
-        true => running.losses.with_another(running.has_progressed),
-        false => running.losses.after_outcome(),
+    let losses = match cause {
+        // Nothing was heard of it.
+        OutcomeCause::Undelivered => running.losses,
+        _ if is_loss => running.losses.with_another(running.has_progressed),
+        _ => running.losses.after_outcome(),
     };
     let after = |next| AfterAttempt { next, failures, losses };
     if running.cancel_requested {
@@ -229,7 +236,9 @@ pub fn after_attempt(
         | OutcomeCause::Snoozed { delay_seconds: seconds } => {
             Next::RetryAfter(Duration::from_secs(seconds.into()))
         }
-        OutcomeCause::Released | OutcomeCause::TakeBack => Next::Pending,
+        OutcomeCause::Released | OutcomeCause::Undelivered | OutcomeCause::TakeBack => {
+            Next::Pending
+        }
         OutcomeCause::LeaseExpired | OutcomeCause::WorkerGone => {
             losses.wait(jitter).map_or(Next::Pending, Next::RetryAfter)
         }
@@ -353,6 +362,8 @@ mod tests {
         assert_eq!(taken, AfterAttempt { next: Next::Pending, failures: 0, losses });
         let ended = after_attempt(&often, &FAILED, Jitter::NONE);
         assert_eq!(ended.losses, Losses { total: 8, in_row: 0 }, "an outcome ends the row");
+        let unseen = after_attempt(&often, &OutcomeCause::Undelivered, Jitter::NONE);
+        assert_eq!((unseen.next, unseen.losses), (Next::Pending, often.losses));
         let second = Running { losses: Losses { total: 1, in_row: 1 }, ..running(&policy) };
         let waits = after_attempt(&second, &OutcomeCause::LeaseExpired, Jitter::FULL).next;
         assert_eq!(waits, Next::RetryAfter(Duration::from_secs(1)));

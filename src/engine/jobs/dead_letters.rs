@@ -28,11 +28,11 @@ pub(crate) async fn write(
 ) -> sqlx::Result<()> {
     let end_of = |it: &AfterOutcome| ends.iter().find(|end| end.key == it.job.key());
     let is_dead = |it: &AfterOutcome| it.job.state == StoredState::DeadLetter;
-    let is_lost = |it: &AfterOutcome| {
-        end_of(it).and_then(|end| end.losses).is_some_and(|losses| losses.is_lost)
+    let is_lost_again = |it: &AfterOutcome| {
+        end_of(it).and_then(|end| end.losses).is_some_and(|losses| losses.is_in_streak)
     };
     let in_streak: Vec<_> =
-        after.iter().filter(|it| is_dead(it) || is_lost(it)).map(|it| &it.job).collect();
+        after.iter().filter(|it| is_dead(it) || is_lost_again(it)).map(|it| &it.job).collect();
     if in_streak.is_empty() {
         return Ok(());
     }

@@ -320,6 +320,7 @@ async fn shared_limits(
 fn loss(row: &JobRow) -> Loss {
     Loss {
         total: row.losses,
+        in_row: row.losses_in_row,
         max_in_row: max_losses(row.max_losses, row.max_attempts),
         death: DeadLetterReason::stored(row.death.as_deref()),
     }

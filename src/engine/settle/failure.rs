@@ -55,8 +55,11 @@ pub(crate) fn decide(
         _ => None,
     };
     let is_changed = losses != before || death.is_some();
-    let is_lost = losses.total > before.total && *cause != OutcomeCause::TakeBack;
-    let losses = is_changed.then_some(LossesToWrite { losses, is_lost, death });
+    let is_loss = losses.total > before.total;
+    // One host that dies loses many healthy jobs at once; a payload that kills comes back.
+    let is_in_streak =
+        is_loss && losses.in_row > 1 && *cause != OutcomeCause::TakeBack && next != Next::Cancelled;
+    let losses = is_changed.then_some(LossesToWrite { losses, is_loss, is_in_streak, death });
     let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
     OutcomeToWrite {
         key,
@@ -118,7 +121,7 @@ pub(crate) fn publish(notifier: &Notifier, outcomes: &[OutcomeToWrite], after: &
     for it in outcomes {
         let outcome = it.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
-        if it.losses.is_some_and(|it| it.is_lost) {
+        if it.losses.is_some_and(|it| it.is_loss) {
             counter!(telemetry::JOBS_LOST).increment(1);
         }
         match it.state {

@@ -25,16 +25,22 @@ pub struct FailureOrRelease {
     pub(crate) fence: Fence,
     /// None: a release.
     pub(crate) failure: Option<Failure>,
+    /// The server releases it, since it was not delivered.
+    pub(crate) is_undelivered: bool,
     pub(crate) duration_ms: Option<i64>,
 }
 
 impl FailureOrRelease {
     fn cause(&self) -> OutcomeCause<'_> {
-        self.failure.as_ref().map_or(OutcomeCause::Released, |it| OutcomeCause::Failed {
-            retryable: it.retryable,
-            error_kind: it.error.kind.as_deref(),
-            retry_after_seconds: it.retry_after_seconds,
-        })
+        match &self.failure {
+            None if self.is_undelivered => OutcomeCause::Undelivered,
+            None => OutcomeCause::Released,
+            Some(it) => OutcomeCause::Failed {
+                retryable: it.retryable,
+                error_kind: it.error.kind.as_deref(),
+                retry_after_seconds: it.retry_after_seconds,
+            },
+        }
     }
 }
 

@@ -262,7 +262,8 @@ pub(super) fn release(
 ) -> impl Future<Output = ()> + Send + use<> {
     let worker_id = Some(worker_id.to_owned());
     let fence = Fence { worker_id, attempt: None, lease_id: Some(lease_id) };
-    let request = FailureOrRelease { key, fence, failure: None, duration_ms: None };
+    let request =
+        FailureOrRelease { key, fence, failure: None, is_undelivered: true, duration_ms: None };
     let failures = failures.clone();
     async move {
         for _ in 0..MAX_RELEASE_TRIES {
@@ -333,9 +334,12 @@ async fn submit(
             });
         }
         ReportedOutcome::Failed(failure) => {
-            FailureOrRelease { key, fence, failure: Some(failure), duration_ms }
+            let failure = Some(failure);
+            FailureOrRelease { key, fence, failure, is_undelivered: false, duration_ms }
         }
-        ReportedOutcome::Released => FailureOrRelease { key, fence, failure: None, duration_ms },
+        ReportedOutcome::Released => {
+            FailureOrRelease { key, fence, failure: None, is_undelivered: false, duration_ms }
+        }
         ReportedOutcome::Snoozed { delay_seconds } => {
             let engine = engine.clone();
             let settling = async move {

@@ -18,9 +18,9 @@ pub async fn write(
         "
         with counted as materialized (
             select sent.project_id, sent.job_id, sent.losses, sent.in_row, sent.death,
-                   jobs.progress
-            from unnest($1::int[], $2::uuid[], $3::int[], $4::int[], $5::text[])
-                as sent(project_id, job_id, losses, in_row, death)
+                   case when sent.is_loss then jobs.progress end as progress
+            from unnest($1::int[], $2::uuid[], $3::int[], $4::int[], $5::text[], $6::boolean[])
+                as sent(project_id, job_id, losses, in_row, death, is_loss)
             join jobs on jobs.project_id = sent.project_id and jobs.id = sent.job_id
         )
         update job_bodies
@@ -35,6 +35,7 @@ pub async fn write(
         &counted.iter().map(|it| it.1.losses.in_row).collect::<Vec<_>>(),
         &counted.iter().map(|it| it.1.death.map(DeadLetterReason::as_str)).collect::<Vec<_>>()
             as &[Option<&str>],
+        &counted.iter().map(|it| it.1.is_loss).collect::<Vec<_>>(),
     )
     .execute(conn)
     .await?;

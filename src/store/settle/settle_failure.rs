@@ -76,8 +76,14 @@ pub async fn lock_held<'a>(
                coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
                body.max_losses "max_losses?",
                coalesce(job.progress, 0) > coalesce(body.lost_progress, 0)
-                   or has_checkpoint(job.project_id, job.id, job.attempt) "has_progressed!",
-               coalesce(job.loss_fails, losses_fail(job.project_id)) "losses_fail!",
+                   or exists (
+                       select from job_checkpoints
+                       where project_id = job.project_id and job_id = job.id
+                           and attempt = job.attempt
+                   ) "has_progressed!",
+               coalesce(job.loss_fails, (
+                   select losses_count_as_failures from projects where id = job.project_id
+               ), false) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
@@ -106,8 +112,10 @@ pub async fn lock_held<'a>(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LossesToWrite {
     pub losses: Losses,
-    /// Whether this end is one of them, and its worker did not lose the job by request.
-    pub is_lost: bool,
+    /// Whether this end is one of them.
+    pub is_loss: bool,
+    /// Whether it counts in the streak of its job type: the job was lost before, too.
+    pub is_in_streak: bool,
     /// Why it is dead-lettered; none: it is not, or an attempt failed.
     pub death: Option<DeadLetterReason>,
 }
@@ -204,7 +212,8 @@ pub async fn write_outcomes(
                 claimed_at = null,
                 lease_seconds = null,
                 lease_expires_at = null,
-                poll_id = null
+                poll_id = null,
+                loss_fails = null
             from ended
             where jobs.project_id = ended.project_id and jobs.id = ended.job_id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
@@ -325,8 +334,14 @@ pub async fn lock_held_by(
                coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
                body.max_losses "max_losses?",
                coalesce(held.progress, 0) > coalesce(body.lost_progress, 0)
-                   or has_checkpoint(held.project_id, held.id, held.attempt) "has_progressed!",
-               coalesce(held.loss_fails, losses_fail(held.project_id)) "losses_fail!",
+                   or exists (
+                       select from job_checkpoints
+                       where project_id = held.project_id and job_id = held.id
+                           and attempt = held.attempt
+                   ) "has_progressed!",
+               coalesce(held.loss_fails, (
+                   select losses_count_as_failures from projects where id = held.project_id
+               ), false) "losses_fail!",
                false "timed_out!",
                (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
         from held

@@ -322,8 +322,14 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
                coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
                body.max_losses "max_losses?",
                coalesce(expired.progress, 0) > coalesce(body.lost_progress, 0)
-                   or has_checkpoint(expired.project_id, expired.id, expired.attempt) "has_progressed!",
-               coalesce(expired.loss_fails, losses_fail(expired.project_id)) "losses_fail!",
+                   or exists (
+                       select from job_checkpoints
+                       where project_id = expired.project_id and job_id = expired.id
+                           and attempt = expired.attempt
+                   ) "has_progressed!",
+               coalesce(expired.loss_fails, (
+                   select losses_count_as_failures from projects where id = expired.project_id
+               ), false) "losses_fail!",
                body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!",
                (extract(epoch from statement_timestamp() - expired.claimed_at) * 1000)::bigint "ran_ms!"
         from expired

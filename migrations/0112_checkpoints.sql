@@ -24,12 +24,3 @@ when (new.counted_bytes <> old.counted_bytes)
 execute function note_counted_bytes();
 create trigger bytes_removed after delete on job_checkpoints for each row
 execute function note_counted_bytes();
-
--- Whether the attempt has sent a checkpoint that is newer than all before it.
-create function has_checkpoint(project integer, job uuid, of_attempt integer) returns boolean
-stable language sql as $$
-    select exists (
-        select from job_checkpoints
-        where project_id = project and job_id = job and attempt = of_attempt
-    )
-$$;

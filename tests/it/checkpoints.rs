@@ -120,6 +120,21 @@ fn a_whole_worker_sends_checkpoints_of_its_jobs() {
         let bare = json!({"job_id": id, "checkpoint": 1, "checkpoint_sequence": 1});
         let beat = json!({"worker_id": "w", "active_jobs": [bare]});
         t.post("/v1/workers/heartbeat", beat).await.refuses("active_jobs[0].attempt");
+        let twice = json!({
+            "worker_id": "w", "active_jobs": [active(&jobs[0], 20), active(&jobs[0], 21)],
+        });
+        t.post("/v1/workers/heartbeat", twice).await.refuses("active_jobs[1].checkpoint");
+        // An attempt that is lost, beside the one that runs.
+        let mut lost = active(&jobs[0], 30);
+        lost["lease_id"] = other["lease_id"].clone();
+        let mut held = active(&jobs[0], 31);
+        for field in ["checkpoint", "checkpoint_sequence"] {
+            held.as_object_mut().expect("an object").remove(field);
+        }
+        let beat = json!({"worker_id": "w", "active_jobs": [held, lost]});
+        let answer = t.post("/v1/workers/heartbeat", beat).await.is(200);
+        assert_eq!([0, 1].map(|it| &answer["jobs"][it]["status"]), ["ok", "lost"]);
+        assert!(!answer.to_string().contains("checkpoint"), "nothing is stored: {answer}");
     });
 }
 
@@ -153,6 +168,9 @@ fn a_checkpoint_has_bounds_and_needs_a_fence() {
         bare["status"] = json!("failed");
         t.post("/v1/workers/ack", bare).await.is_error(409, "fence_required");
         assert_eq!(t.job(&id).await["state"], "processing");
+        assert_eq!(save(t, &job, 8, Value::Null).await["checkpoint"], "stored");
+        let read = t.get(&format!("/v1/jobs/{id}")).await.is(200);
+        assert_eq!((&read["checkpoint"], &read["checkpoint_sequence"]), (&Value::Null, &json!(8)));
         // A text is kept byte for byte.
         let text = r#"{"worker_id":"w","job_id":"JOB","attempt":1,"checkpoint_sequence":9,"checkpoint":{"n": 1.50, "big": 12345678901234567890}}"#;
         t.post_text(path, text.replace("JOB", &id)).await.is(200);
@@ -225,6 +243,11 @@ fn checkpoints_count_as_bytes_and_go_with_their_job() {
             save(&t, &job, sequence, json!("y".repeat(64_000))).await["checkpoint"] == "full"
         })
         .await;
+        assert_eq!(save(&t, &job, 1, json!("old")).await["checkpoint"], "full");
+        let stored = t.job(job["id"].as_str().expect("an id")).await;
+        let kept = stored["checkpoint_sequence"].as_i64().expect("a number");
+        let again = save(&t, &job, kept, stored["checkpoint"].clone()).await;
+        assert_eq!(again["checkpoint"], "stored", "it was, before the project was full");
         t.ack(&job, "w", "failed").await.is(200);
         let id = job["id"].as_str().expect("an id");
         t.delete(&format!("/v1/dead-letters/{id}")).await.is_empty(204);
@@ -232,5 +255,20 @@ fn checkpoints_count_as_bytes_and_go_with_their_job() {
         assert_eq!(t.database.number(left).await, 0);
         t.database.until(&format!("select (({counted}) < 20000)::int::bigint"), 1).await;
         server.stop().await;
+    });
+}
+
+#[test]
+fn a_key_that_may_not_read_payloads_sees_no_checkpoint() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        save(t, &job, 1, json!({"secret": "42"})).await;
+        let made = json!({"name": "reader", "scopes": ["read"]});
+        let key = t.post("/v1/keys", made).await.is(201);
+        let reader = t.with_key(key["secret"].as_str().expect("a key"));
+        let seen = reader.get(&format!("/v1/jobs/{id}")).await;
+        assert!(!seen.text.contains("secret") && seen.text.contains("checkpoint"), "{}", seen.text);
+        assert_eq!(seen.is(200)["redacted"], true);
     });
 }

@@ -52,8 +52,7 @@ pub struct SentCheckpoint {
 /// missing.
 ///
 /// # Errors
-/// [`Error::FenceRequired`] when a fence shows neither attempt nor lease: the checkpoint could be
-/// one of an attempt that its worker has lost. [`Error::Unavailable`]. Nothing is stored.
+/// [`Error::Unavailable`]: nothing is stored.
 pub async fn save(
     engine: &Engine,
     tenant: Tenant,
@@ -65,11 +64,8 @@ pub async fn save(
     let engine = engine.clone();
     // The caller may go away at any time.
     let saving = async move {
-        if let Some(it) = sent.iter().find(|it| !it.fence.names_an_attempt()) {
-            return Err(fence_required(&engine, tenant, it).await?);
-        }
         match quota::has_all_bytes(&engine, tenant).await? {
-            true => Ok(sent.iter().map(|it| (it.job_id, Saved::Full)).collect()),
+            true => find_stored(&engine, tenant, &sent).await,
             false => store(&engine, tenant, &sent).await,
         }
     };
@@ -78,6 +74,30 @@ pub async fn save(
         counter!(telemetry::CHECKPOINTS, "outcome" => it.name()).increment(1);
     }
     Ok(saved)
+}
+
+/// Those that are stored, since they were sent before; a full project stores no others.
+async fn find_stored(
+    engine: &Engine,
+    tenant: Tenant,
+    sent: &[SentCheckpoint],
+) -> Result<HashMap<JobId, Saved>, Error> {
+    let project_id = tenant.project_id;
+    let keys: Vec<_> = sent.iter().map(|it| JobKey { project_id, id: it.job_id }).collect();
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let there = checkpoints::find(&mut conn, &keys).await?;
+    let saved = sent.iter().map(|it| match is_stored(&there, sent, it.job_id) {
+        true => (it.job_id, Saved::Stored),
+        false => (it.job_id, Saved::Full),
+    });
+    Ok(saved.collect())
+}
+
+/// Whether what is there is one of those that were sent.
+fn is_stored(there: &[Checkpoint], sent: &[SentCheckpoint], id: JobId) -> bool {
+    let Some(there) = there.iter().find(|it| it.job_id == id) else { return false };
+    let mut of_job = sent.iter().filter(|it| it.job_id == id).map(|it| &it.checkpoint);
+    of_job.any(|it| (it.sequence, it.data.as_str()) == (there.sequence, there.data.as_str()))
 }
 
 async fn store(
@@ -97,28 +117,26 @@ async fn store(
         true => Vec::new(),
         false => checkpoints::find(&mut conn, &others).await?,
     };
-    let is_there = |id: JobId| {
-        let there = there.iter().find(|it| it.job_id == id);
-        let new = sent.iter().find(|it| it.job_id == id).map(|it| &it.checkpoint);
-        there.zip(new).is_some_and(|(it, new)| {
-            (it.sequence, it.data.as_str()) == (new.sequence, new.data.as_str())
-        })
-    };
-    let saved = kept.into_iter().map(|it| match it.is_stored || is_there(it.job_id) {
-        true => (it.job_id, Saved::Stored),
-        false => (it.job_id, Saved::Stale),
-    });
+    let saved =
+        kept.into_iter().map(|it| match it.is_stored || is_stored(&there, sent, it.job_id) {
+            true => (it.job_id, Saved::Stored),
+            false => (it.job_id, Saved::Stale),
+        });
     Ok(saved.collect())
 }
 
-async fn fence_required(
-    engine: &Engine,
-    tenant: Tenant,
-    sent: &SentCheckpoint,
-) -> Result<Error, Error> {
-    let key = JobKey { project_id: tenant.project_id, id: sent.job_id };
-    let lease::Standing { state, attempt, .. } =
-        read_again(engine, key, &sent.fence).await?.standing;
+/// Refuses a checkpoint whose fence shows neither attempt nor lease: it could be one of an attempt
+/// that its worker has lost.
+///
+/// # Errors
+/// [`Error::FenceRequired`]; [`Error::JobNotFound`].
+pub async fn require_fence(engine: &Engine, key: JobKey, fence: &Fence) -> Result<(), Error> {
+    if fence.names_an_attempt() {
+        return Ok(());
+    }
+    let (engine, fence) = (engine.clone(), fence.clone());
+    let found = detached(async move { read_again(&engine, key, &fence).await }).await??;
+    let lease::Standing { state, attempt, .. } = found.standing;
     counter!(telemetry::FENCES_REFUSED, "reason" => "fence_required").increment(1);
-    Ok(Error::FenceRequired(JobStatus { state, attempt }))
+    Err(Error::FenceRequired(JobStatus { state, attempt }))
 }

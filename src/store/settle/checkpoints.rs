@@ -1,6 +1,5 @@
 //! Checkpoints of jobs: how far their attempts have come.
 
-use chrono::{DateTime, Utc};
 use fencepost_domain::{
     ids::{JobId, JobKey, ProjectId},
     lease::Fence,
@@ -25,8 +24,6 @@ pub struct Checkpoint {
     pub sequence: i64,
     /// The JSON as it was sent.
     pub data: String,
-    /// When it was stored.
-    pub stored_at: DateTime<Utc>,
 }
 
 /// Whether a checkpoint whose fence holds took the place of the one before.
@@ -96,7 +93,7 @@ pub async fn find(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Vec<
         Checkpoint,
         r#"
         select at.project_id "project_id!: ProjectId", at.job_id "job_id!: JobId",
-               at.sequence "sequence!", at.data "data!", at.stored_at "stored_at!"
+               at.sequence "sequence!", at.data "data!"
         from unnest($1::int[], $2::uuid[]) as asked(project_id, job_id)
         -- Lateral, so that each is read by its key.
         cross join lateral (

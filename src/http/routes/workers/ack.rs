@@ -15,7 +15,10 @@ use fencepost_domain::{
 };
 use fencepost_engine::{
     reach::Reach,
-    settle::{self, Ack, Acked, Failure, RateLimited, ReportedOutcome, checkpoints::NewCheckpoint},
+    settle::{
+        self, Ack, Acked, Failure, RateLimited, ReportedOutcome,
+        checkpoints::{self, NewCheckpoint},
+    },
 };
 use fencepost_web::{
     app::App,
@@ -93,10 +96,10 @@ pub struct AckRequest {
     /// Except with `succeeded`: how far the attempt has come, any JSON of at most 64 KiB. The next
     /// lease of the job brings it. Needs `attempt` or `lease_id`. Where it cannot be stored, since
     /// it is stale or the project is full, the ack counts without it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "checkpoint::read")]
     #[schema(value_type = serde_json::Value, required = false)]
     checkpoint: Option<Box<RawValue>>,
-    /// With `checkpoint`: its number. A smaller one than the stored one does not replace it.
+    /// With `checkpoint`: its number. Only a larger one than the stored one replaces it.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_CHECKPOINT_SEQUENCE)))))]
     checkpoint_sequence: Option<i64>,
     /// Polls when the ack is recorded; needs `attempt` or `lease_id`. Not in a batch.
@@ -252,8 +255,13 @@ pub(super) async fn settle_one(
     app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: ack.job_id };
     if let Some(sent) = sent {
-        // An outcome counts whatever becomes of it; what the fence forbids, the ack will say.
-        checkpoint::save(app, caller, key, &ack.fence, sent).await.map_err(|it| it.below(path))?;
+        let required = checkpoints::require_fence(&app.engine, key, &ack.fence).await;
+        required.map_err(|it| it.below(path))?;
+        // An outcome counts, whatever becomes of it.
+        if let Err(error) = checkpoint::save(app, caller, key, &ack.fence, sent).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(job.id = %key.id, error, "checkpoint of an ack was not stored");
+        }
     }
     ack.fence =
         settle::name_attempt(&app.engine, key, ack.fence, caller.who.require_fence()).await?;
@@ -276,10 +284,13 @@ fn accept(
     path: &str,
 ) -> Result<(Ack, Option<NewCheckpoint>), Error> {
     let mut check = Check::below(path);
-    if request.status == AckStatus::Succeeded && sent.0.is_some() {
-        check.refuse("checkpoint", "must not be sent with status succeeded");
-    }
-    let checkpoint = checkpoint::accept(&mut check, sent.0, sent.1)?;
+    let checkpoint = match request.status {
+        AckStatus::Succeeded if sent.0.is_some() || sent.1.is_some() => {
+            check.refuse("checkpoint", "must not be sent with status succeeded");
+            None
+        }
+        _ => checkpoint::accept(&mut check, sent.0, sent.1)?,
+    };
     check_retry(&mut check, &request);
     let fence = accept_fence(&mut check, who, request.worker_id, request.attempt, request.lease_id);
     if let Some(duration_ms) = request.duration_ms {

@@ -3,7 +3,7 @@
 use fencepost_domain::{error::Error, ids::JobKey, lease::Fence, limits};
 use fencepost_engine::settle::checkpoints::{self, NewCheckpoint, Saved, SentCheckpoint};
 use fencepost_web::{app::App, auth::Caller, wire::validate::Check};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -58,10 +58,12 @@ pub fn accept(
     Ok(Some(NewCheckpoint { sequence, data: Box::<str>::from(data).into_string() }))
 }
 
+/// Reads a checkpoint. `null` is one, too.
+pub fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(from).map(Some)
+}
+
 /// Stores the checkpoint of one call. None: its fence does not hold.
-///
-/// # Errors
-/// [`Error::FenceRequired`] when the fence shows neither attempt nor lease.
 pub async fn save<P>(
     app: &App,
     caller: &Caller<P>,

@@ -64,10 +64,10 @@ pub struct HeartbeatRequest {
     progress: Option<f32>,
     /// How far the attempt has come: any JSON of at most 64 KiB. The next lease of the job brings
     /// it. Needs `attempt` or `lease_id`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "checkpoint::read")]
     #[schema(value_type = serde_json::Value, required = false)]
     checkpoint: Option<Box<RawValue>>,
-    /// With `checkpoint`: its number. A smaller one than the stored one does not replace it.
+    /// With `checkpoint`: its number. Only a larger one than the stored one replaces it.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_CHECKPOINT_SEQUENCE)))))]
     checkpoint_sequence: Option<i64>,
     /// State of the whole worker. Default: running.
@@ -100,10 +100,10 @@ pub struct ActiveJobRequest {
     #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
     /// How far the attempt has come: any JSON of at most 64 KiB. Needs `attempt` or `lease_id`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "checkpoint::read")]
     #[schema(value_type = serde_json::Value, required = false)]
     checkpoint: Option<Box<RawValue>>,
-    /// With `checkpoint`: its number. A smaller one than the stored one does not replace it.
+    /// With `checkpoint`: its number. Only a larger one than the stored one replaces it.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_CHECKPOINT_SEQUENCE)))))]
     checkpoint_sequence: Option<i64>,
 }
@@ -217,15 +217,17 @@ pub async fn heartbeat(
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let binding = caller.who.binding();
     Reach::read(&app.engine, key.project_id, binding, [key.id]).await?.check(key.id)?;
-    // Before the lease is renewed: a repeated call finds it stored.
-    let saved = match sent {
-        Some(sent) => checkpoint::save(&app, &caller, key, &fence, sent).await?,
+    if sent.is_some() {
+        checkpoints::require_fence(&app.engine, key, &fence).await?;
+    }
+    let fence = settle::name_attempt(&app.engine, key, fence, caller.who.require_fence()).await?;
+    let beat = Beat { key, fence: fence.clone(), progress: request.progress };
+    let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
+    // The lease is renewed, whatever becomes of it. A repeated call is safe.
+    let checkpoint = match sent {
+        Some(sent) => checkpoint::save(&app, &caller, key, &fence, sent).await?.map(Into::into),
         None => None,
     };
-    let fence = settle::name_attempt(&app.engine, key, fence, caller.who.require_fence()).await?;
-    let beat = Beat { key, fence, progress: request.progress };
-    let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
-    let checkpoint = saved.map(Into::into);
     Ok(Reply(HeartbeatReply { status, checkpoint, ..HeartbeatReply::default() }))
 }
 
@@ -240,9 +242,17 @@ struct WholeBeat {
     /// The field that names the jobs.
     field: &'static str,
     beats: Vec<Beat>,
-    /// The jobs as they were named, each with its beat; none: no job has such an id.
-    names: Vec<(String, Option<usize>)>,
+    names: Vec<NamedJob>,
     checkpoints: Vec<SentCheckpoint>,
+}
+
+/// A job as it was named.
+struct NamedJob {
+    job_id: String,
+    /// The place of its beat; none: no job has such an id.
+    place: Option<usize>,
+    /// Whether it came with a checkpoint.
+    has_checkpoint: bool,
 }
 
 impl WholeBeat {
@@ -272,13 +282,18 @@ impl WholeBeat {
             }
             check_progress(&mut item, job.progress);
             let sent = checkpoint::accept(&mut item, job.checkpoint, job.checkpoint_sequence)?;
-            if sent.is_some() && !fence.names_an_attempt() {
-                item.refuse("attempt", "must be sent together with checkpoint");
+            let has_checkpoint = sent.is_some();
+            if has_checkpoint && !fence.names_an_attempt() {
+                item.refuse("attempt", "or lease_id must be sent together with checkpoint");
+            }
+            let key = job.job_id.parse().ok().map(|id| JobKey { project_id, id });
+            let is_of = |it: &SentCheckpoint| key.is_some_and(|key| key.id == it.job_id);
+            if has_checkpoint && whole.checkpoints.iter().any(is_of) {
+                item.refuse("checkpoint", "another entry of this job has one");
             }
             check.absorb(item);
-            let key = job.job_id.parse().ok().map(|id| JobKey { project_id, id });
             let place = key.map(|key| whole.add(Beat { key, fence, progress: job.progress }, sent));
-            whole.names.push((job.job_id, place));
+            whole.names.push(NamedJob { job_id: job.job_id, place, has_checkpoint });
         }
         check.finish()?;
         Ok(whole)
@@ -287,13 +302,13 @@ impl WholeBeat {
     /// Adds a beat, and returns its place. A worker may hold two attempts of one job, the first of
     /// which is lost.
     fn add(&mut self, beat: Beat, checkpoint: Option<NewCheckpoint>) -> usize {
+        let (job_id, fence) = (beat.key.id, beat.fence.clone());
+        let sent = checkpoint.map(|checkpoint| SentCheckpoint { job_id, fence, checkpoint });
+        self.checkpoints.extend(sent);
         let is_same = |it: &Beat| it.key == beat.key && it.fence == beat.fence;
         if let Some(there) = self.beats.iter().position(is_same) {
             return there;
         }
-        let (job_id, fence) = (beat.key.id, beat.fence.clone());
-        let sent = checkpoint.map(|checkpoint| SentCheckpoint { job_id, fence, checkpoint });
-        self.checkpoints.extend(sent);
         self.beats.push(beat);
         self.beats.len() - 1
     }
@@ -339,14 +354,17 @@ async fn beat(
     let is_mine: Vec<_> = beats.iter().map(|it| reach.includes(it.key.id)).collect();
     beats.retain(|it| reach.includes(it.key.id));
     checkpoints.retain(|it| reach.includes(it.job_id));
-    let saved = checkpoints::save(&app.engine, caller.tenant(), checkpoints).await?;
     let (wanted, leases) = workers::beat(&app.engine, &key, (state, COUNTS_LOSSES), beats).await?;
+    let is_held = |id| leases.iter().any(|it| it.0 == id && it.1.is_some());
+    checkpoints.retain(|it| is_held(it.job_id));
+    let saved = checkpoints::save(&app.engine, caller.tenant(), checkpoints).await?;
     let leases = leases_of(&is_mine, leases);
-    let reply = |(job_id, place): (String, Option<usize>)| {
+    let reply = |NamedJob { job_id, place, has_checkpoint }| {
         let lease = place.and_then(|it| leases[it]);
         let status = lease.map_or(HeartbeatStatus::Lost, |it| it.0.into());
         let checkpoint = job_id.parse().ok().and_then(|it| saved.get(&it)).copied();
-        let checkpoint = checkpoint.map(Into::into);
+        let is_kept = has_checkpoint && lease.is_some();
+        let checkpoint = checkpoint.filter(|_| is_kept).map(Into::into);
         ActiveJobReply { job_id, status, lease_seconds: lease.map(|it| it.1), checkpoint }
     };
     let jobs = Some(names.into_iter().map(reply).collect());

@@ -53,6 +53,10 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "N")]
     max_attempts: Option<i32>,
 
+    /// Losses in a row after which it is dead-lettered
+    #[arg(long, value_name = "N")]
+    max_losses: Option<i32>,
+
     /// Timeout of one attempt, in seconds
     #[arg(long, value_name = "N")]
     timeout_seconds: Option<i32>,
@@ -170,6 +174,7 @@ fn fields(args: &EnqueueArgs) -> anyhow::Result<BTreeMap<&'static str, Box<RawVa
         ("run_at", args.run_at.as_ref().map(|it| json!(it))),
         ("expires_at", args.expires_at.as_ref().map(|it| json!(it))),
         ("max_attempts", args.max_attempts.map(|it| json!(it))),
+        ("max_losses", args.max_losses.map(|it| json!(it))),
         ("timeout_seconds", args.timeout_seconds.map(|it| json!(it))),
         ("concurrency_key", args.concurrency_key.as_ref().map(|it| json!(it))),
         ("concurrency_limit", args.concurrency_limit.map(|it| json!(it))),

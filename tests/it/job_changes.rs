@@ -1,5 +1,7 @@
 //! The author and the reason of changes of jobs: in histories, jobs, webhooks and lists.
 
+use std::collections::BTreeMap;
+
 use fencepost_domain::{access::Role, actor::MAX_REASON_CHARS};
 use serde_json::{Value, json};
 
@@ -268,5 +270,66 @@ fn reasons_count_as_stored_bytes() {
         t.post(&format!("/v1/jobs/{id}/cancel"), json!({ "reason": reason })).await.is(200);
         let more = t.database.number(&all).await - before;
         assert!(more >= MAX_REASON_CHARS as i64, "{more}");
+    });
+}
+
+#[test]
+fn limits_tags_and_labels_of_a_waiting_job_change() {
+    run(async |t| {
+        let id = t.enqueue(json!({"tags": {"customer": "3"}, "labels": ["cpu"]})).await;
+        let path = format!("/v1/jobs/{id}");
+        let change = json!({
+            "max_attempts": 1, "timeout_seconds": 70, "max_losses": 9,
+            "tags": {"customer": "4", "region": "eu"}, "labels": ["gpu", "a", "gpu"],
+        });
+        let changed = t.patch(&path, change).await.is(200);
+        assert_eq!(changed["tags"], json!({"customer": "4", "region": "eu"}));
+        assert_eq!(changed["labels"], json!(["a", "gpu"]));
+        let numbers = ["max_attempts", "timeout_seconds", "max_losses"].map(|it| &changed[it]);
+        assert_eq!(numbers, [&json!(1), &json!(70), &json!(9)]);
+        assert_eq!(t.get("/v1/jobs?tag=customer:4").await.is(200)["jobs"][0]["id"], json!(id));
+        let events = t.get(&format!("{path}/events")).await.is(200);
+        let events = events["events"].as_array().expect("events").iter();
+        let noted = events.filter(|it| it["type"] == "fencepost.changed").collect::<Vec<_>>();
+        assert_eq!(noted[0]["payload"]["labels"], json!(["a", "gpu"]));
+        let poll =
+            |labels: Value| json!({"worker_id": "w", "queues": ["default"], "labels": labels});
+        let with = async |labels| {
+            let mut poll = poll(labels);
+            poll["wait_seconds"] = json!(0);
+            t.polled(poll).await
+        };
+        assert!(with(json!(["cpu"])).await.is_empty(), "its labels are others now");
+        let job = with(json!(["gpu", "a"])).await.remove(0);
+        assert_eq!((&job["timeout_seconds"], &job["max_attempts"]), (&json!(70), &json!(1)));
+        t.patch(&path, json!({"max_attempts": 2})).await.is_error(409, "invalid_state");
+        t.ack(&job, "w", "failed").await.is(200);
+        t.job_becomes(&id, "dead_letter").await;
+        let other = t.enqueue(json!({"tags": {"a": "b"}, "labels": ["cpu"]})).await;
+        let path = format!("/v1/jobs/{other}");
+        let changed = t.patch(&path, json!({"tags": {}, "labels": []})).await.is(200);
+        assert_eq!((&changed["tags"], &changed["labels"]), (&json!({}), &json!([])));
+        assert_eq!(with(json!([])).await[0]["id"], json!(other), "any worker may have it");
+    });
+}
+
+#[test]
+fn changes_of_limits_have_bounds() {
+    run(async |t| {
+        let id = t.enqueue(json!({"delay_seconds": 600})).await;
+        let path = format!("/v1/jobs/{id}");
+        for (field, bad) in [
+            ("max_attempts", json!(0)),
+            ("max_attempts", json!(101)),
+            ("timeout_seconds", json!(0)),
+            ("timeout_seconds", json!(86_401)),
+            ("max_losses", json!(0)),
+            ("max_losses", json!(101)),
+            ("labels", json!(vec!["x"; 17])),
+            ("tags", json!((0..33).map(|it| (it.to_string(), "v")).collect::<BTreeMap<_, _>>())),
+        ] {
+            t.patch(&path, json!({ field: bad })).await.refuses(field);
+        }
+        t.patch(&path, json!({"reason": "none"})).await.refuses("body");
     });
 }

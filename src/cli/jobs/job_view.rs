@@ -72,6 +72,9 @@ pub fn print(out: &mut impl Write, job: &Reply, why: Option<&str>) -> anyhow::Re
     if view["snoozes"].as_i64().is_some_and(|it| it > 0) {
         writeln!(out, "{:<16} {} times", "put off", view["snoozes"])?;
     }
+    if view["losses"].as_i64().is_some_and(|it| it > 0) {
+        writeln!(out, "{:<16} {} times", "lost", view["losses"])?;
+    }
     writeln!(out, "{:<16} {}", "priority", view["priority"])?;
     if let Some(change) = last_change(&view["last_change"]) {
         writeln!(out, "{:<16} {change}", "last change")?;

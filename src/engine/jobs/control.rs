@@ -3,6 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{
     actor::ChangedBy,
+    constraint_key,
     error::{self, Error, JobStatus, QueueError, is_unique_violation},
     history,
     ids::{JobId, JobKey, ProjectId},
@@ -34,7 +35,7 @@ use crate::{
     queues,
 };
 
-pub use fencepost_store::jobs::control::Change;
+pub use fencepost_store::jobs::control::{Change, ChangedLabels};
 
 /// Descendants that are retried in one transaction, with their ancestor.
 pub const MAX_RETRIED_AT_ONCE: usize = 500;
@@ -111,7 +112,7 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
     found.ok_or(Error::JobNotFound)
 }
 
-/// Changes the queue, priority or `run_at` of a waiting job.
+/// Changes a waiting job.
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when
@@ -125,6 +126,9 @@ pub async fn change(
     by: &ChangedBy,
 ) -> Result<(), Error> {
     let key = JobKey { project_id: tenant.project_id, id };
+    if what.tags.is_some() {
+        engine.backlogs.full.admit_more(tenant.project_id)?;
+    }
     if let Some(queue) = &what.queue {
         let named = std::iter::once(("", queue.as_str()));
         queues::check_new_names(engine, tenant.project_id, named).await?;
@@ -162,19 +166,59 @@ async fn change_in(
     if let Some(field) = timing.field().filter(|_| is_late) {
         return Err(Error::invalid(field, "must be earlier than the job's expires_at"));
     }
-    let what = Change { run_at, ..what };
+    let mut what = Change { run_at, ..what };
+    if let Some(sent) = what.labels.take()
+        && seen.state.is_waiting()
+    {
+        what.labels = Some(constrained(tx, key, sent.labels).await?);
+    }
     if let Some(queue) = &what.queue
         && groups::is_ordered(tx, key, queue).await?
     {
         return Err(QueueError::GroupOrdered.into());
     }
     let changed = control::change(tx, key, &what).await?.ok_or_else(|| refused(&seen))?;
-    let payload = serde_json::json!({
-        "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
-    });
+    if what.max_losses.is_some() || what.tags.is_some() || what.labels.is_some() {
+        control::change_body(tx, key, &what).await?;
+    }
+    let payload = recorded(&what);
     let event = NewEvent::change(key, history::CHANGED, by);
     record(tx, NewEvent { payload: Some(payload.to_string()), ..event }).await?;
     Ok(changed)
+}
+
+/// The labels with the constraint key that they lead to.
+async fn constrained(
+    tx: &mut PgConnection,
+    key: JobKey,
+    labels: Vec<String>,
+) -> Result<ChangedLabels, Error> {
+    let of = control::find_constraint(tx, key).await?.ok_or(Error::JobNotFound)?;
+    let concurrency = of.concurrency_key.as_deref().zip(of.concurrency_limit);
+    let constraint_key = constraint_key::of(&of.job_type, &labels, concurrency);
+    Ok(ChangedLabels { labels, constraint_key })
+}
+
+/// What the history says of a change: the fields that were sent, but for the first three, which are
+/// always there.
+fn recorded(what: &Change) -> serde_json::Value {
+    let mut payload = serde_json::json!({
+        "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
+    });
+    let labels = what.labels.as_ref().map(|it| serde_json::json!(it.labels));
+    let more = [
+        ("max_attempts", what.max_attempts.map(serde_json::Value::from)),
+        ("timeout_seconds", what.timeout_seconds.map(serde_json::Value::from)),
+        ("max_losses", what.max_losses.map(serde_json::Value::from)),
+        ("tags", what.tags.clone()),
+        ("labels", labels),
+    ];
+    for (field, value) in more {
+        if let Some(value) = value {
+            payload[field] = value;
+        }
+    }
+    payload
 }
 
 /// When a changed job may run.

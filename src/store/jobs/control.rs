@@ -7,6 +7,7 @@ use fencepost_domain::{
     job::StoredState,
 };
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use crate::settle::settle_success::WaitingJob;
 
@@ -262,6 +263,81 @@ pub struct Change {
     /// Minus the priority.
     pub rank: Option<i16>,
     pub run_at: Option<DateTime<Utc>>,
+    /// Failures after which it is dead-lettered.
+    pub max_attempts: Option<i32>,
+    /// Timeout of an attempt, in seconds.
+    pub timeout_seconds: Option<i32>,
+    /// Losses in a row after which it is dead-lettered.
+    pub max_losses: Option<i32>,
+    /// All its tags.
+    pub tags: Option<serde_json::Value>,
+    pub labels: Option<ChangedLabels>,
+}
+
+/// The labels that the worker of a job must have, from now on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChangedLabels {
+    /// Sorted.
+    pub labels: Vec<String>,
+    /// See [`fencepost_domain::constraint_key`].
+    pub constraint_key: Option<Uuid>,
+}
+
+/// What the labels of a job are hashed with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    pub job_type: String,
+    pub concurrency_key: Option<String>,
+    pub concurrency_limit: Option<i32>,
+}
+
+/// What the labels of a live job are hashed with; none if the project has no such live job.
+pub async fn find_constraint(
+    conn: &mut PgConnection,
+    key: JobKey,
+) -> sqlx::Result<Option<Constraint>> {
+    sqlx::query_as!(
+        Constraint,
+        "
+        select job_type, concurrency_key, concurrency_limit
+        from jobs
+        where project_id = $1 and id = $2
+        ",
+        key.project_id.0,
+        key.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Changes what only the body of a job has, or has as well.
+pub async fn change_body(
+    conn: &mut PgConnection,
+    key: JobKey,
+    change: &Change,
+) -> sqlx::Result<()> {
+    let labels = change.labels.as_ref();
+    sqlx::query!(
+        "
+        update job_bodies
+        set max_losses = coalesce($3, max_losses),
+            tags = case when $4 then $5 else tags end,
+            labels = case when $6 then nullif($7::text[], '{}') else labels end,
+            constraint_key = case when $6 then $8 else constraint_key end
+        where project_id = $1 and job_id = $2
+        ",
+        key.project_id.0,
+        key.id.0,
+        change.max_losses,
+        change.tags.is_some(),
+        change.tags.as_ref().filter(|it| it.as_object().is_some_and(|it| !it.is_empty())),
+        labels.is_some(),
+        labels.map(|it| it.labels.as_slice()).unwrap_or_default(),
+        labels.and_then(|it| it.constraint_key),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// Changes a waiting job; none if it does not wait.
@@ -270,6 +346,7 @@ pub async fn change(
     key: JobKey,
     change: &Change,
 ) -> sqlx::Result<Option<WaitingJob>> {
+    let labels = change.labels.as_ref();
     sqlx::query_as!(
         WaitingJob,
         r#"
@@ -286,6 +363,10 @@ pub async fn change(
                     when $3 <> queue then nullif(takes_turns($1, $3), false) else takes_turns
                 end,
                 rank = coalesce($4, rank),
+                max_attempts = coalesce($6, max_attempts),
+                timeout_seconds = coalesce($7, timeout_seconds),
+                labels = case when $8 then nullif($9::text[], '{}') else labels end,
+                constraint_key = case when $8 then $10 else constraint_key end,
                 run_at = coalesce($5, run_at),
                 ready_at = case
                     when unfinished_parents = 0 and $5 > statement_timestamp() then null
@@ -334,6 +415,11 @@ pub async fn change(
         change.queue,
         change.rank,
         change.run_at,
+        change.max_attempts,
+        change.timeout_seconds,
+        labels.is_some(),
+        labels.map(|it| it.labels.as_slice()).unwrap_or_default(),
+        labels.and_then(|it| it.constraint_key),
     )
     .fetch_optional(conn)
     .await

@@ -247,6 +247,7 @@ impl StoredJob {
             replay_of: extras.replay_of,
             snoozes: 0,
             losses: 0,
+            losses_in_row: 0,
             max_losses: extras.max_losses,
             death: None,
             is_template: extras.is_template,

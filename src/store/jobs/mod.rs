@@ -130,6 +130,8 @@ pub struct JobRow {
     pub snoozes: i32,
     /// Attempts that were lost.
     pub losses: i32,
+    /// Those since the last outcome or progress.
+    pub losses_in_row: i32,
     /// Losses in a row after which it is dead-lettered; none: the default.
     pub max_losses: Option<i32>,
     /// Why it was dead-lettered; none: an attempt failed.
@@ -266,7 +268,8 @@ pub async fn find_all(
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
                body.batch_id "batch_id: BatchId", case when $3 then body.callbacks end as callbacks,
                body.replay_of "replay_of: JobId", coalesce(body.snoozes, 0) "snoozes!",
-               coalesce(body.losses, 0) "losses!", body.max_losses, body.death,
+               coalesce(body.losses, 0) "losses!", coalesce(body.losses_in_row, 0) "losses_in_row!",
+               body.max_losses, body.death,
                body.is_template is true "is_template!",
                case when body.has_parents then array(
                    select parent_id from job_edges

@@ -149,6 +149,29 @@ fn all_texts_of_jobs_and_settings_count_and_are_free_again() {
     });
 }
 
+#[test]
+fn tags_that_change_are_counted_anew() {
+    run_alone(async |t| {
+        let id = t.enqueue(json!({"payload": noise(28), "delay_seconds": 600})).await;
+        let path = format!("/v1/jobs/{id}");
+        let bytes = "select coalesce(sum(counted_bytes), 0)::bigint from job_bodies";
+        assert_eq!(t.database.number(bytes).await, 0, "a small job counts as all");
+        let tags: serde_json::Map<_, _> =
+            (0..30).map(|it| (format!("tag-{it}"), json!(noise(15)))).collect();
+        t.patch(&path, json!({ "tags": tags })).await.is(200);
+        assert!(t.database.number(bytes).await > 9_000);
+        // Events are counted otherwise.
+        t.database.execute("delete from job_events").await;
+        t.database.until(DRIFT, 0).await;
+        t.patch(&path, json!({"tags": {}, "labels": ["gpu"]})).await.is(200);
+        assert!(t.database.number(bytes).await < 3_000);
+        t.database.execute("delete from job_events").await;
+        t.database.until(DRIFT, 0).await;
+        t.database.execute("delete from job_bodies").await;
+        t.database.until(DRIFT, 0).await;
+    });
+}
+
 /// Tables of projects that no trigger counts, and why that is no way to store more.
 const UNCOUNTED: &[(&str, &str)] = &[
     ("audit_log", "cannot be deleted; short, and bounded by the calls of a day"),

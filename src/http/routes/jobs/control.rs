@@ -1,23 +1,26 @@
 //! `POST /v1/jobs/{job_id}/cancel`, `POST …/retry`, `PATCH /v1/jobs/{job_id}` and
 //! `GET …/cancelled`.
 
+use std::collections::BTreeMap;
+
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
 use fencepost_domain::{actor::MAX_REASON_CHARS, error::Error, formats, ids::JobKey, limits};
-use fencepost_engine::jobs::control::{self, Change, Timing};
+use fencepost_engine::jobs::control::{self, Change, ChangedLabels, Timing};
 use fencepost_web::{
     app::App,
     auth::{Caller, Control, Follow},
     wire::{
         extract::{JobInPath, Json, OptionalJson, RequestBody},
-        openapi::{chars, range},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
 use serde::{Deserialize, Serialize};
+use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
-use super::{Job, read};
+use super::{Job, read, request::accept_tags};
 use crate::{
     change::{ReasonRequest, check_reason},
     error::ErrorBody,
@@ -95,7 +98,7 @@ pub async fn retry(
     read::find(&app, &caller, id).await.map(Reply)
 }
 
-/// Changes to a job. At least one of the first four fields.
+/// Changes to a job. At least one field beside the reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"priority": 50}))]
@@ -112,6 +115,21 @@ pub struct ChangeJobRequest {
     /// Seconds until it may run. Alternative to `run_at`.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_DELAY_SECONDS)))))]
     delay_seconds: Option<i64>,
+    /// Failures after which it is dead-lettered.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
+    max_attempts: Option<i32>,
+    /// Timeout of one attempt, in seconds.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
+    timeout_seconds: Option<i32>,
+    /// Losses in a row after which it is dead-lettered.
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_LOSSES)))))]
+    max_losses: Option<i32>,
+    /// All its tags, at most 32, in place of those that it has.
+    #[serde(default, deserialize_with = "formats::tags")]
+    tags: Option<BTreeMap<String, String>>,
+    /// All labels that its worker must have, at most 16, in place of those that it has.
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
+    labels: Option<Vec<String>>,
     /// Reason for the change, shown in the job's history. One line.
     #[schema(extensions(("bounds" = json!(chars(1, MAX_REASON_CHARS)))))]
     reason: Option<String>,
@@ -119,9 +137,78 @@ pub struct ChangeJobRequest {
 
 impl RequestBody for ChangeJobRequest {}
 
+impl ChangeJobRequest {
+    /// Checks all but the reason.
+    fn accept(self, check: &mut Check) -> (Timing, Change) {
+        check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+        if let Some(priority) = self.priority {
+            check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+        }
+        let numbers = [
+            ("max_attempts", self.max_attempts, limits::MAX_MAX_ATTEMPTS),
+            ("timeout_seconds", self.timeout_seconds, limits::MAX_TIMEOUT_SECONDS),
+            ("max_losses", self.max_losses, limits::MAX_MAX_LOSSES),
+        ];
+        for (field, number, max) in numbers {
+            if let Some(number) = number {
+                check.range(field, number, 1, max);
+            }
+        }
+        let timing = accept_timing(self.run_at, self.delay_seconds, check);
+        let mut labels = self.labels;
+        if let Some(labels) = &mut labels {
+            check.names("labels", labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+            labels.sort();
+            labels.dedup();
+        }
+        let tags = self.tags.map(|it| match accept_tags(Some(it), check) {
+            Some(Stored(tags)) => serde_json::json!(tags),
+            None => serde_json::json!({}),
+        });
+        let what = Change {
+            queue: self.queue,
+            rank: self.priority.map(i16::saturating_neg),
+            max_attempts: self.max_attempts,
+            timeout_seconds: self.timeout_seconds,
+            max_losses: self.max_losses,
+            tags,
+            labels: labels.map(|labels| ChangedLabels { labels, ..ChangedLabels::default() }),
+            run_at: None,
+        };
+        if timing == Timing::Keep && what == Change::default() {
+            check.refuse(
+                "body",
+                "must change queue, priority, run_at, delay_seconds, max_attempts, \
+                 timeout_seconds, max_losses, tags or labels",
+            );
+        }
+        (timing, what)
+    }
+}
+
+fn accept_timing(
+    run_at: Option<DateTime<Utc>>,
+    delay_seconds: Option<i64>,
+    check: &mut Check,
+) -> Timing {
+    check.time("run_at", run_at);
+    if let Some(delay) = delay_seconds {
+        check.range("delay_seconds", delay, 0, limits::MAX_DELAY_SECONDS);
+    }
+    match (run_at, delay_seconds) {
+        (Some(_), Some(_)) => {
+            check.refuse("delay_seconds", "must not be sent together with run_at");
+            Timing::Keep
+        }
+        (Some(run_at), None) => Timing::At(run_at),
+        (None, Some(delay)) => Timing::After(TimeDelta::try_seconds(delay).unwrap_or_default()),
+        (None, None) => Timing::Keep,
+    }
+}
+
 /// Change a waiting job.
 ///
-/// Changes its queue, priority or time.
+/// Omitted fields keep their values. Other limits and labels count from its next attempt on.
 #[utoipa::path(
     patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_update",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
@@ -139,33 +226,12 @@ pub async fn change(
     JobInPath(id): JobInPath,
     Json(request): Json<ChangeJobRequest>,
 ) -> Result<Reply<Job>, Error> {
-    let ChangeJobRequest { queue, priority, run_at, delay_seconds, reason } = request;
     let mut check = Check::default();
-    check_reason(&mut check, reason.as_deref());
-    check.optional_name("queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
-    if let Some(priority) = priority {
-        check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
-    }
-    check.time("run_at", run_at);
-    if let Some(delay) = delay_seconds {
-        check.range("delay_seconds", delay, 0, limits::MAX_DELAY_SECONDS);
-    }
-    let timing = match (run_at, delay_seconds) {
-        (Some(_), Some(_)) => {
-            check.refuse("delay_seconds", "must not be sent together with run_at");
-            Timing::Keep
-        }
-        (Some(run_at), None) => Timing::At(run_at),
-        (None, Some(delay)) => Timing::After(TimeDelta::try_seconds(delay).unwrap_or_default()),
-        (None, None) => Timing::Keep,
-    };
-    if queue.is_none() && priority.is_none() && run_at.is_none() && delay_seconds.is_none() {
-        check.refuse("body", "must change queue, priority, run_at or delay_seconds");
-    }
+    check_reason(&mut check, request.reason.as_deref());
+    let by = caller.who.changed_by().because(request.reason.clone());
+    let what = request.accept(&mut check);
     check.finish()?;
-    let what = Change { queue, rank: priority.map(i16::saturating_neg), run_at: None };
-    let by = caller.who.changed_by().because(reason);
-    control::change(&app.engine, caller.tenant(), id, (timing, what), &by).await?;
+    control::change(&app.engine, caller.tenant(), id, what, &by).await?;
     read::find(&app, &caller, id).await.map(Reply)
 }
 

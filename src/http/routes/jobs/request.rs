@@ -454,7 +454,7 @@ pub(super) fn start(
     }
 }
 
-fn accept_tags(
+pub(super) fn accept_tags(
     tags: Option<BTreeMap<String, String>>,
     check: &mut Check,
 ) -> Option<Stored<BTreeMap<String, String>>> {

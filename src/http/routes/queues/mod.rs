@@ -172,7 +172,8 @@ pub struct PausedType {
     pub paused_at: DateTime<Utc>,
     /// `operator`, or `brake`: the circuit breaker.
     pub paused_by: String,
-    /// Dead letters since its last success, counted while the queue has a circuit breaker.
+    /// Dead letters and repeated losses since its last success, counted while the queue has a
+    /// circuit breaker.
     pub dead_letters_in_a_row: i32,
 }
 

@@ -103,6 +103,8 @@ type Job struct {
 	isLost   bool
 	renewed  time.Time
 	progress *float64
+	// One checkpoint is stored after the other.
+	saving   sync.Mutex
 	sequence int
 }
 

@@ -5,7 +5,7 @@ import { hostname } from "node:os";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { save, step } from "./checkpoint.js";
+import { save, withSteps } from "./checkpoint.js";
 import { ApiError, Client, currentTraceparent } from "./client.js";
 
 /** How long a poll waits. Shorter than the 30 s after which a silent worker counts as lost. */
@@ -76,6 +76,7 @@ export class Job {
   #worker;
   #sequence = 0;
   #saved;
+  #saving = Promise.resolve();
   #stopped = new AbortController();
 
   constructor(data, worker) {
@@ -128,20 +129,39 @@ export class Job {
   }
 
   /** Stores how far the job has come: JSON of at most 64 KiB, for the next attempt. */
-  async save(checkpoint) {
-    const fence = { worker_id: this.#worker.id, ...this.fence() };
-    const answer = await save(this.#worker.client, fence, checkpoint, ++this.#saved);
-    if (answer === undefined) {
-      this.lose();
-      this.check();
-    }
-    this.checkpoint = checkpoint;
-    if (answer.status === "cancel") this.stop(new Cancelled("it was cancelled"));
+  save(checkpoint) {
+    return this.#saveNext(() => checkpoint);
   }
 
   /** Runs `work` if no attempt has done so, and returns its result: the checkpoint has it. */
-  step(name, work) {
-    return step(this, name, work);
+  async step(name, work) {
+    const { steps } = withSteps(this.checkpoint);
+    if (Object.hasOwn(steps, name)) return steps[name];
+    this.check();
+    const result = (await work()) ?? null;
+    // Other steps may have ended meanwhile.
+    await this.#saveNext(() => {
+      const after = withSteps(this.checkpoint);
+      return { ...after, steps: { ...after.steps, [name]: result } };
+    });
+    return result;
+  }
+
+  /** One after the other, so that none takes the place of a later one. */
+  #saveNext(make) {
+    const saved = this.#saving.then(async () => {
+      const checkpoint = make();
+      const fence = { worker_id: this.#worker.id, ...this.fence() };
+      const answer = await save(this.#worker.client, fence, checkpoint, ++this.#saved);
+      if (answer === undefined) {
+        this.lose();
+        this.check();
+      }
+      this.checkpoint = checkpoint;
+      if (answer.status === "cancel") this.stop(new Cancelled("it was cancelled"));
+    });
+    this.#saving = saved.catch(() => {});
+    return saved;
   }
 
   /** Adds a line to the job's logs. */

@@ -119,6 +119,7 @@ class Job:
         self.renewed, self.lease_seconds = time.monotonic(), float(data["lease_seconds"])
         self._worker, self._sequence = worker, 0
         self._saved: int = data.get("checkpoint_sequence", 0)
+        self._saving = threading.Lock()
 
     def fence(self) -> Fields:
         """What proves that this is the current attempt. Show `attempt` to other systems too."""
@@ -143,22 +144,27 @@ class Job:
             "POST", "/v1/workers/logs", {"worker_id": self._worker.id, "chunks": [chunk]}
         )
 
-
     def save(self, checkpoint: Any) -> None:
         """Stores how far the job has come: JSON of at most 64 KiB, for the next attempt."""
+        with self._saving:
+            self._save(checkpoint)
+
+    def _save(self, checkpoint: Any) -> None:
         self._saved += 1
         kept = {"checkpoint": checkpoint, "checkpoint_sequence": self._saved}
         body = {"worker_id": self._worker.id} | self.fence() | kept
         try:
             answer = self._worker.client.request("POST", "/v1/workers/heartbeat", body)
         except ApiError as error:
-            if error.status != 409:
+            if error.status == 409:
+                self.is_lost = True
+                raise Cancelled("its lease is lost") from error
+            if not error.refuses("checkpoint") or "unknown" not in str(error):
                 raise
-            self.is_lost = True
-            raise Cancelled("its lease is lost") from error
-        self.is_cancelled |= answer["status"] == "cancel"
+            answer = {}
+        self.is_cancelled |= answer.get("status") == "cancel"
         saved = answer.get("checkpoint")
-        if saved is None:
+        if saved is None:  # version 0.2.0 or older
             log.warning("the server is too old for checkpoints")
         elif saved != "stored":
             raise NotSaved(f"the checkpoint is {saved}")
@@ -166,16 +172,21 @@ class Job:
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
         """Runs `work` if no attempt has done so, and returns its result: the checkpoint has it."""
-        before = {} if self.checkpoint is None else self.checkpoint
-        if not isinstance(before, dict):
-            raise ValueError("the checkpoint of a job with steps must be an object")
-        steps = before.get("steps", {})
+        steps = self._with_steps()["steps"]
         if name in steps:
             return steps[name]
         self.check()
         result = work()
-        self.save(before | {"steps": steps | {name: result}})
+        with self._saving:  # other steps may have ended meanwhile
+            after = self._with_steps()
+            self._save(after | {"steps": after["steps"] | {name: result}})
         return result
+
+    def _with_steps(self) -> Fields:
+        checkpoint = {} if self.checkpoint is None else self.checkpoint
+        if not isinstance(checkpoint, dict):
+            raise ValueError("the checkpoint of a job with steps must be an object")
+        return checkpoint | {"steps": checkpoint.get("steps") or {}}
 
 
 class Worker:

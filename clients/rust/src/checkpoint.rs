@@ -13,6 +13,8 @@ use crate::{
 
 const STEPS: &str = "steps";
 
+type Fields = Map<String, Value>;
+
 /// The last checkpoint of a job.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Saved {
@@ -20,7 +22,7 @@ pub(crate) struct Saved {
     pub sequence: i64,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Answer {
     status: String,
     checkpoint: Option<String>,
@@ -46,19 +48,31 @@ impl Job {
     /// # Errors
     /// When the job must stop, the project is full, or a later checkpoint is there.
     pub async fn save(&self, checkpoint: impl Serialize) -> Result<(), Failure> {
+        let checkpoint = serde_json::to_value(checkpoint)?;
+        let _one_after_the_other = self.shared.saving.lock().await;
+        self.save_now(checkpoint).await
+    }
+
+    async fn save_now(&self, checkpoint: Value) -> Result<(), Failure> {
         let no_worker = Error::Setup("only jobs of a worker have checkpoints");
         let (client, worker_id) = self.shared.worker.get().ok_or(no_worker)?;
-        let checkpoint = serde_json::to_value(checkpoint)?;
-        let sequence = self.saved().sequence + 1;
+        let before = self.saved();
+        let sequence = before.sequence + 1;
         let mut body = self.fence();
         body["worker_id"] = json!(worker_id);
         body["checkpoint"] = checkpoint.clone();
         body["checkpoint_sequence"] = json!(sequence);
+        // The number is used up, whatever becomes of the call.
+        self.keep(Saved { sequence, ..before });
         let sent = client.request::<Answer>(Request::post("/v1/workers/heartbeat", body)).await;
         let answer = match sent {
             Err(Error::Api(error)) if error.status == StatusCode::CONFLICT => {
                 self.lose();
                 return self.check();
+            }
+            // Version 0.2.0 or older.
+            Err(error) if error.refuses("checkpoint") && error.to_string().contains("unknown") => {
+                Answer::default()
             }
             answer => answer?,
         };
@@ -72,9 +86,25 @@ impl Job {
                 return Err(Failure::new("NotSaved", &format!("the checkpoint is {other}")));
             }
         }
-        let saved = Saved { checkpoint: Some(checkpoint), sequence };
-        *self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+        self.keep(Saved { checkpoint: Some(checkpoint), sequence });
         Ok(())
+    }
+
+    fn keep(&self, saved: Saved) {
+        *self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+    }
+
+    /// The checkpoint without its steps, and their results.
+    fn steps(&self) -> Result<(Fields, Fields), Failure> {
+        let mut all: Fields = match self.checkpoint() {
+            None | Some(Value::Null) => Map::new(),
+            Some(there) => serde_json::from_value(there)?,
+        };
+        let steps = match all.remove(STEPS) {
+            None | Some(Value::Null) => Map::new(),
+            Some(there) => serde_json::from_value(there)?,
+        };
+        Ok((all, steps))
     }
 
     /// Runs `work` if no attempt has done so, and returns its result: the checkpoint has it.
@@ -86,22 +116,17 @@ impl Job {
         T: Serialize + DeserializeOwned,
         F: Future<Output = Result<T, Failure>>,
     {
-        let mut before: Map<String, Value> = match self.checkpoint() {
-            None => Map::new(),
-            Some(there) => serde_json::from_value(there)?,
-        };
-        let mut steps: Map<String, Value> = match before.remove(STEPS) {
-            None => Map::new(),
-            Some(there) => serde_json::from_value(there)?,
-        };
-        if let Some(done) = steps.remove(name) {
+        if let Some(done) = self.steps()?.1.remove(name) {
             return Ok(serde_json::from_value(done)?);
         }
         self.check()?;
         let result = work().await?;
+        let _one_after_the_other = self.shared.saving.lock().await;
+        // Other steps may have ended meanwhile.
+        let (mut all, mut steps) = self.steps()?;
         steps.insert(name.to_owned(), serde_json::to_value(&result)?);
-        before.insert(STEPS.to_owned(), Value::Object(steps));
-        self.save(before).await?;
+        all.insert(STEPS.to_owned(), Value::Object(steps));
+        self.save_now(Value::Object(all)).await?;
         Ok(result)
     }
 }

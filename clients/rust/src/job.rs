@@ -58,6 +58,8 @@ pub(crate) struct Shared {
     pub worker: OnceLock<(Client, String)>,
     /// What this attempt has stored.
     pub saved: Mutex<Option<Saved>>,
+    /// Held while a checkpoint is stored: one after the other.
+    pub saving: tokio::sync::Mutex<()>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
     /// When the lease was last renewed.
@@ -72,6 +74,7 @@ impl Default for Shared {
             is_released: AtomicBool::new(false),
             worker: OnceLock::new(),
             saved: Mutex::new(None),
+            saving: tokio::sync::Mutex::default(),
             progress: Mutex::new(None),
             sequence: AtomicU64::new(0),
             renewed: Mutex::new(Instant::now()),

@@ -81,6 +81,9 @@ pub struct Book {
     pub fires: BTreeMap<usize, Vec<BookFire>>,
     /// From when until when the schedules fired, in milliseconds since 1970.
     pub schedules_ran: Option<(i64, i64)>,
+    /// All nodes count expired leases of the native API as losses.
+    #[serde(default)]
+    pub counts_losses: bool,
 }
 
 impl Book {

@@ -2,6 +2,7 @@
 //! says of every job once all has ended (`book.rs`). Each attempt of a job is judged by itself, in
 //! one pass, since each ack names its lease.
 
+mod checkpoints;
 mod ends;
 mod families;
 mod groups;
@@ -96,6 +97,8 @@ pub enum Invariant {
     /// All calls about a job have an order in which every answer is right; none is refused while
     /// its lease runs.
     CallsHaveAnOrder,
+    /// A lease brings the last checkpoint that was stored under an older fence.
+    CheckpointsAreKept,
     /// A child runs if its parent has ended as it waits for, and is cancelled otherwise.
     ChildrenFollow,
 }
@@ -157,10 +160,14 @@ pub fn violations(lines: &[Line], book: &Book, patience: u32) -> Vec<Violation> 
     for id in known.keys().filter(|it| !sent.contains(*it)) {
         found.add(Invariant::NothingAppears, format!("{id} was never sent"));
     }
+    checkpoints::add_violations(lines, &mut found);
     stored_violations(lines, &known, &mut found);
     for id in sent {
         match known.get(id) {
-            Some(job) => job_violations(job, seen.get(id), &mut found),
+            Some(job) => {
+                job_violations(job, seen.get(id), &mut found);
+                failure_violations(job, book.counts_losses, &mut found);
+            }
             None => found.add(Invariant::EveryJobEnds, format!("{id} was accepted and is gone")),
         }
     }
@@ -301,7 +308,6 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
         let detail = format!("{id} has the attempts {numbers:?} of {last}");
         found.add(Invariant::OneLease, detail);
     }
-    failure_violations(job, found);
     let is_done = |it: &&SeenAck<'_>| it.end == End::Succeeded && it.answer == Answer::Yes;
     let done = seen.and_then(|it| it.acks.iter().find(is_done)).map(|it| it.held.attempt);
     let later = seen.and_then(|it| it.leases.keys().next_back().copied()).unwrap_or_default();
@@ -326,7 +332,7 @@ fn job_violations(job: &BookJob, seen: Option<&Seen<'_>>, found: &mut Found) {
 /// Failures and losses are those of the attempts. An expired lease is a failure or a loss, as its
 /// protocol says; an attempt that was released may be a loss, since its worker was gone; and one
 /// that ended after it was to be cancelled may be either.
-fn failure_violations(job: &BookJob, found: &mut Found) {
+fn failure_violations(job: &BookJob, counts_losses: bool, found: &mut Found) {
     let BookJob { id, state, failures, losses, .. } = job;
     let count = |outcomes: &[&str]| {
         let those = job.attempts.iter().filter(|it| outcomes.contains(&&*it.outcome)).count();
@@ -335,7 +341,10 @@ fn failure_violations(job: &BookJob, found: &mut Found) {
     let (failed, expired) = (count(&["failed", "timeout"]), count(&["lease_expired"]));
     let (released, cancelled) = (count(&["released"]), count(&[CANCELLED]));
     let together = failures + losses;
-    let are_counted = (failed..=failed + expired + cancelled).contains(failures)
+    // Those of other protocols are failures.
+    let is_native = counts_losses && Protocol::of_queue(&job.queue).is_none();
+    let may_be_failures = if is_native { 0 } else { expired };
+    let are_counted = (failed..=failed + may_be_failures + cancelled).contains(failures)
         && (failed + expired..=failed + expired + released + cancelled).contains(&together);
     let is_lost = job.dead_letter_reason.as_deref() == Some("lost");
     let is_silent = |it: &&BookAttempt| ["lease_expired", "released"].contains(&&*it.outcome);

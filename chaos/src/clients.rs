@@ -108,6 +108,8 @@ pub struct World {
     pub queues: Vec<&'static str>,
     pub tenants: Vec<Tenant>,
     pub client: reqwest::Client,
+    /// All nodes know losses and checkpoints.
+    pub has_checkpoints: bool,
     /// How many jobs producers send, in percent of the full load.
     pub load_percent: u32,
     /// No more jobs are sent, and workers succeed at once.
@@ -278,6 +280,9 @@ impl Client {
         let owner = owner_of(&job["payload"]);
         let (tenant, held_too) = (self.tenant, held.clone());
         self.world.history.note(Event::Leased { tenant, held: held_too, owner, is_first });
+        let sequence = job["checkpoint_sequence"].as_i64();
+        let (job, attempt) = (held.job.clone(), held.attempt);
+        self.world.history.note(Event::Resumed { job, attempt, sequence });
         Some(held)
     }
 
@@ -335,13 +340,23 @@ impl Client {
         }
     }
 
+    /// Sends a heartbeat, with the time as the checkpoint.
     pub async fn beat(&mut self, held: &Held) {
-        let body = json!({"worker_id": held.worker, "job_id": held.job, "attempt": held.attempt,
-                          "lease_id": held.lease});
+        let mut body = json!({"worker_id": held.worker, "job_id": held.job,
+                              "attempt": held.attempt, "lease_id": held.lease});
         let sent = now();
+        if self.world.has_checkpoints {
+            body["checkpoint"] = json!({"attempt": held.attempt, "at": sent});
+            body["checkpoint_sequence"] = json!(sent);
+        }
         let call = Call { path: "/v1/workers/heartbeat", body: &body, key: None };
-        let answer = answer_of(self.post(call).await.as_ref());
+        let answered = self.post(call).await;
+        let answer = answer_of(answered.as_ref());
         self.world.history.note(Event::Beat { held: held.clone(), answer, sent });
+        if answered.is_some_and(|it| it.1["checkpoint"] == "stored") {
+            let (job, attempt) = (held.job.clone(), held.attempt);
+            self.world.history.note(Event::Saved { job, attempt, sequence: sent });
+        }
     }
 
     pub async fn ack(&mut self, held: &Held, end: End) {

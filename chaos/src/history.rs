@@ -75,6 +75,10 @@ pub enum Event {
     Acked { tenant: usize, held: Held, end: End, answer: Answer, sent: i64 },
     /// A worker sent a heartbeat.
     Beat { held: Held, answer: Answer, sent: i64 },
+    /// A checkpoint with this number was stored.
+    Saved { job: String, attempt: i64, sequence: i64 },
+    /// A lease brought the checkpoint with this number; none: it brought none.
+    Resumed { job: String, attempt: i64, sequence: Option<i64> },
     /// A client is about to cancel a job.
     Cancelling { job: String },
     /// A cancel of a job that waited was accepted.

@@ -166,7 +166,10 @@ fn operations(lines: &[Line]) -> BTreeMap<String, u64> {
             Event::Cancelled { .. } => ("cancel", "accepted"),
             Event::Paused { .. } => ("pause", "accepted"),
             Event::Strange { .. } => ("call", "strange"),
-            Event::Cancelling { .. }
+            Event::Saved { .. } => ("checkpoint", "stored"),
+            Event::Resumed { sequence: Some(_), .. } => ("checkpoint", "delivered"),
+            Event::Resumed { sequence: None, .. }
+            | Event::Cancelling { .. }
             | Event::Resuming { .. }
             | Event::Refused { .. }
             | Event::Fault { .. }

@@ -93,6 +93,8 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
             .collect(),
         tenants: stage.tenants.clone(),
         load_percent: plan.load_percent,
+        // Nodes of an earlier release refuse them.
+        has_checkpoints: previous.is_none(),
         client: reqwest::Client::builder().timeout(CALL_TIMEOUT).build()?,
         is_healing: AtomicBool::new(false),
         has_ended: AtomicBool::new(false),
@@ -122,6 +124,7 @@ pub async fn run(dir: &Path, programs: Programs, plan: &Plan) -> anyhow::Result<
     drop(foreign);
     let mut book = Book::read(&world, &schedules).await?;
     book.schedules_ran = Some((made_at, paused_at));
+    book.counts_losses = world.has_checkpoints;
     let logs = read_logs(&stage, &world.history)?;
     ensure!(
         plan.planted.fail_percent == 0.0 || !logs.is_empty(),

@@ -102,7 +102,7 @@ fn found(events: &[Event], book: &Book) -> Vec<Invariant> {
 }
 
 fn book(jobs: &[BookJob]) -> Book {
-    Book { jobs: jobs.to_vec(), ..Book::default() }
+    Book { jobs: jobs.to_vec(), counts_losses: true, ..Book::default() }
 }
 
 /// One job that was sent, with these events. Its end is reported.
@@ -276,6 +276,26 @@ fn leases_that_are_wrong_are_found() {
 }
 
 #[test]
+fn a_lease_without_the_last_checkpoint_is_found() {
+    let saved = |attempt, sequence| Event::Saved { job: JOB.to_owned(), attempt, sequence };
+    let resumed = |attempt, sequence| Event::Resumed { job: JOB.to_owned(), attempt, sequence };
+    let check = |events: &[Event]| {
+        let lines: Vec<_> = events.iter().map(|it| Line { at: 0, event: it.clone() }).collect();
+        let mut found = Found(Vec::new());
+        checkpoints::add_violations(&lines, &mut found);
+        found.0.iter().map(|it| it.invariant).collect::<Vec<_>>()
+    };
+    let kept = [Invariant::CheckpointsAreKept];
+    assert_eq!(check(&[resumed(1, None), saved(1, 5), resumed(2, Some(5))]), []);
+    // An answer that was lost: a later one is there. A poll that was repeated has its own.
+    assert_eq!(check(&[saved(1, 5), resumed(2, Some(6)), saved(2, 9), resumed(2, Some(9))]), []);
+    // What a stale holder stored, though its answer came late.
+    assert_eq!(check(&[saved(1, 5), resumed(2, Some(5)), saved(1, 7)]), kept);
+    assert_eq!(check(&[saved(1, 5), resumed(2, None)]), kept);
+    assert_eq!(check(&[saved(1, 5), saved(2, 8), resumed(3, Some(5))]), kept);
+}
+
+#[test]
 fn jobs_that_are_wrong_are_found() {
     use Invariant::{EveryJobEnds, FailuresAreCounted, NoStrangeAnswer, NothingAppears};
     let strange = Event::Strange { call: "/v1/jobs".to_owned(), status: 500, text: String::new() };
@@ -302,6 +322,12 @@ fn jobs_that_are_wrong_are_found() {
         ),
         (&[], BookJob { failures: 1, ..lost(5) }, &[FailuresAreCounted]),
         (&[], lost(4), &[FailuresAreCounted]),
+        // Where all nodes count losses, an expired lease of the native API is no failure.
+        (
+            &[],
+            BookJob { failures: 1, losses: 0, ..job("succeeded", &["lease_expired", "succeeded"]) },
+            &[FailuresAreCounted],
+        ),
         (&[strange], succeeded(), &[NoStrangeAnswer]),
         (&[enqueued("k", Some("job_b"))], succeeded(), &[NothingAppears, EveryJobEnds]),
     ]);

@@ -21,7 +21,10 @@ use fencepost_domain::{
 use fencepost_engine::{
     dispatch::{self, DispatchedJob, Poll},
     jobs::workflows,
-    settle::heartbeat::{self as beats, Advice, Beat},
+    settle::{
+        checkpoints::{self, Saved},
+        heartbeat::{self as beats, Advice, Beat},
+    },
 };
 use fencepost_web::{
     app::App,
@@ -98,6 +101,10 @@ pub struct Task {
     params: Box<RawValue>,
     context: Context,
     metadata: Metadata,
+    /// The last checkpoint of earlier attempts. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Box<RawValue>>,
 }
 
 /// Context of a task.
@@ -164,6 +171,10 @@ pub struct WideTask {
     claim_epoch: i32,
     /// When the job was stored.
     created_at: DateTime<Utc>,
+    /// The last checkpoint of earlier attempts. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Box<RawValue>>,
 }
 
 /// The inputs of workflows.
@@ -196,6 +207,10 @@ impl Context {
     }
 }
 
+fn checkpoint(handed: &DispatchedJob) -> Result<Option<Box<RawValue>>, Error> {
+    handed.checkpoint.as_ref().map(|it| stored_json(it.data.clone())).transpose()
+}
+
 impl Task {
     fn of(handed: &DispatchedJob, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
@@ -205,6 +220,7 @@ impl Task {
             params: work::object(&job.payload)?,
             context: Context::of(handed, inputs)?,
             metadata: Metadata { attempt: job.attempt, created_at: job.created_at },
+            checkpoint: checkpoint(handed)?,
         })
     }
 }
@@ -229,6 +245,7 @@ impl WideTask {
             claimed_at: job.claimed_at,
             claim_epoch: job.attempt,
             created_at: job.created_at,
+            checkpoint: checkpoint(handed)?,
         })
     }
 }
@@ -351,7 +368,7 @@ pub struct HeartbeatRequest {
     worker_id: Option<String>,
     /// As polled; checked if it is sent.
     claim_epoch: Option<i32>,
-    /// Not supported.
+    /// How far the task has come: at most 64 KiB. The next attempt gets it.
     #[schema(value_type = Option<Object>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -361,7 +378,7 @@ impl RequestBody for HeartbeatRequest {}
 /// The lease is renewed.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HeartbeatReply {
-    /// Always 0: checkpoints are not stored.
+    /// Number of the checkpoint that was stored; 0: none was.
     checkpoint_seq: i64,
     /// Whether the job was cancelled: stop, and fail the task.
     cancelled: bool,
@@ -384,14 +401,27 @@ pub async fn heartbeat(
     params: PathParams,
     OptionalJson(request): OptionalJson<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
-    if request.checkpoint.is_some() {
-        return Err(Error::invalid("checkpoint", "is not supported: checkpoints are not stored"));
+    let mut check = Check::default();
+    if let Some(checkpoint) = &request.checkpoint {
+        check.size("checkpoint", checkpoint, limits::MAX_CHECKPOINT_BYTES)?;
+        check.depth("checkpoint", checkpoint);
     }
+    check.finish()?;
     let id = read_task_id(params.get("id"))?;
     let worker_id = named(request.worker_id);
     record_seen(&app, caller.project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, request.claim_epoch);
-    let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
+    let key = id.key(caller.project_id);
+    let beat = Beat { key, fence: fence.clone(), progress: None };
     let advice = beats::heartbeat(&app.engine, beat).await?;
-    Ok(Reply(HeartbeatReply { checkpoint_seq: 0, cancelled: advice == Advice::Cancel }))
+    let saved = match request.checkpoint {
+        Some(data) => {
+            let data = Box::<str>::from(data).into_string();
+            checkpoints::save_next(&app.engine, caller.tenant(), (key.id, fence), data).await?
+        }
+        None => None,
+    };
+    let stored = saved.filter(|it| it.0 == Saved::Stored);
+    let checkpoint_seq = stored.map_or(0, |it| it.1);
+    Ok(Reply(HeartbeatReply { checkpoint_seq, cancelled: advice == Advice::Cancel }))
 }

@@ -76,6 +76,31 @@ pub async fn save(
     Ok(saved)
 }
 
+/// Stores a checkpoint with the number after the last one, for workers that number none. None: the
+/// fence does not hold.
+///
+/// # Errors
+/// [`Error::Unavailable`]: nothing is stored.
+pub async fn save_next(
+    engine: &Engine,
+    tenant: Tenant,
+    (job_id, fence): (JobId, Fence),
+    data: String,
+) -> Result<Option<(Saved, i64)>, Error> {
+    let keys = [JobKey { project_id: tenant.project_id, id: job_id }];
+    let reader = engine.clone();
+    let reading = async move {
+        let mut conn = reader.pools.read_for(tenant.project_id).await?;
+        Ok::<_, Error>(checkpoints::find(&mut conn, &keys).await?.pop())
+    };
+    let before = detached(reading).await??;
+    let sequence = before.map_or(0, |it| it.sequence) + 1;
+    let checkpoint = NewCheckpoint { sequence, data };
+    let sent = vec![SentCheckpoint { job_id, fence, checkpoint }];
+    let saved = save(engine, tenant, sent).await?;
+    Ok(saved.get(&job_id).map(|it| (*it, sequence)))
+}
+
 /// Those that are stored, since they were sent before; a full project stores no others.
 async fn find_stored(
     engine: &Engine,

@@ -104,8 +104,12 @@ fn polls_with_and_without_a_handler_name_are_answered_in_their_own_way() {
         say(t, task, "heartbeat", shown(2, "w-1")).await.is(409);
         say(t, task, "heartbeat", shown(1, "w-2")).await.is(409);
         assert_eq!(say(t, task, "heartbeat", shown(1, "w-1")).await.is(200)["checkpoint_seq"], 0);
-        let kept = json!({"claim_epoch": 1, "worker_id": "w-1", "checkpoint": {}});
-        say(t, task, "heartbeat", kept).await.is(400);
+        for seq in 1..=2 {
+            let kept = json!({"claim_epoch": 1, "worker_id": "w-1", "checkpoint": {"page": seq}});
+            assert_eq!(say(t, task, "heartbeat", kept).await.is(200)["checkpoint_seq"], seq);
+        }
+        let large = json!({"claim_epoch": 1, "checkpoint": {"text": "x".repeat(70_000)}});
+        say(t, task, "heartbeat", large).await.is(413);
         let failed =
             json!({"claim_epoch": 1, "worker_id": "w-1", "message": "no", "retryable": false});
         say(t, task, "fail", failed).await.is(200);

@@ -21,7 +21,15 @@ const PARTS: [Part; 2] = [
     Part {
         name: "JobHeartbeatRequest",
         description: "A heartbeat of one job.",
-        fields: &["job_id", "worker_id", "attempt", "lease_id", "progress"],
+        fields: &[
+            "job_id",
+            "worker_id",
+            "attempt",
+            "lease_id",
+            "progress",
+            "checkpoint",
+            "checkpoint_sequence",
+        ],
         required: &["job_id", "worker_id"],
         example: r#"{"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1",
             "attempt": 1}"#,

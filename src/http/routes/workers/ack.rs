@@ -245,11 +245,10 @@ pub(super) async fn settle_one(
     caller: &Caller<Bound<Settling>>,
     app: &App,
     reach: &Reach,
-    mut request: AckRequest,
+    request: AckRequest,
     path: &str,
 ) -> Result<Acked, Error> {
-    let sent = (request.checkpoint.take(), request.checkpoint_sequence.take());
-    let (mut ack, sent) = accept(&caller.who, request, sent, path)?;
+    let (mut ack, sent) = accept(&caller.who, request, path)?;
     reach.check(ack.job_id)?;
     let worker = ack.fence.worker_id.as_deref().unwrap_or_default().into();
     app.engine.registry.record_seen(&(caller.project_id, worker), &[], &[]);
@@ -279,17 +278,17 @@ pub(super) async fn settle_one(
 
 fn accept(
     who: &Who,
-    request: AckRequest,
-    sent: (Option<Box<RawValue>>, Option<i64>),
+    mut request: AckRequest,
     path: &str,
 ) -> Result<(Ack, Option<NewCheckpoint>), Error> {
     let mut check = Check::below(path);
+    let (data, sequence) = (request.checkpoint.take(), request.checkpoint_sequence);
     let checkpoint = match request.status {
-        AckStatus::Succeeded if sent.0.is_some() || sent.1.is_some() => {
+        AckStatus::Succeeded if data.is_some() || sequence.is_some() => {
             check.refuse("checkpoint", "must not be sent with status succeeded");
             None
         }
-        _ => checkpoint::accept(&mut check, sent.0, sent.1)?,
+        _ => checkpoint::accept(&mut check, data, sequence)?,
     };
     check_retry(&mut check, &request);
     let fence = accept_fence(&mut check, who, request.worker_id, request.attempt, request.lease_id);

@@ -144,6 +144,7 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
         WaitingFor::Worker => "waits for a worker",
         WaitingFor::RunAt => "runs",
         WaitingFor::Backoff => "retried",
+        WaitingFor::JobPaused => "paused",
         WaitingFor::Parents => "waits for other jobs",
         WaitingFor::Group => "waits for its group",
         WaitingFor::QueuePaused => "its queue is paused",

@@ -71,6 +71,7 @@ fn wait_words(reason: Reason) -> &'static str {
         Reason::PushNotServed => "no node sends its jobs to its URL",
         Reason::OtherJobs => "jobs wait behind many others",
         Reason::QueuePaused
+        | Reason::JobPaused
         | Reason::GroupHeld
         | Reason::Group
         | Reason::Parents

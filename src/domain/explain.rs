@@ -35,6 +35,7 @@ pub struct Facts {
     pub max_attempts: i32,
     pub loss: Loss,
     pub unfinished_parents: i32,
+    pub paused_at: Option<DateTime<Utc>>,
     /// What its group waits for; none: it does not wait for its group.
     pub group: Option<GroupLine>,
     /// The group that it blocks as a dead letter.
@@ -261,7 +262,8 @@ fn not_waiting(facts: &Facts) -> String {
 }
 
 fn conditions(facts: &Facts) -> Vec<Condition> {
-    let mut conditions = vec![parents(facts)];
+    let mut conditions = Vec::from_iter(facts.paused_at.map(job_pause));
+    conditions.push(parents(facts));
     conditions.extend(facts.group.as_ref().map(|line| group::condition(facts, line)));
     conditions.extend([due(facts), queue_pause(facts)]);
     conditions.extend(facts.type_pause.as_ref().map(|pause| type_pause(facts, pause)));
@@ -308,6 +310,11 @@ fn push_trouble(facts: &Facts, trouble: &PushTrouble) -> Condition {
         }
     };
     Condition { reason, is_open: false, message, changes_at: None }
+}
+
+fn job_pause(at: DateTime<Utc>) -> Condition {
+    let message = format!("it is paused since {}: resume it", second(at));
+    Condition { reason: Reason::JobPaused, is_open: false, message, changes_at: None }
 }
 
 fn queue_pause(facts: &Facts) -> Condition {

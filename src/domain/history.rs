@@ -34,6 +34,10 @@ pub const TAKE_BACK: &str = "fencepost.take_back";
 pub const REVIVED: &str = "fencepost.revived";
 /// Its queue, priority or `run_at` was changed.
 pub const CHANGED: &str = "fencepost.changed";
+/// Paused by request.
+pub const PAUSED: &str = "fencepost.paused";
+/// Resumed by request.
+pub const RESUMED: &str = "fencepost.resumed";
 /// The events by which a job is cancelled.
 pub const CANCELLATIONS: [&str; 6] =
     [CANCEL_REQUESTED, CANCELLED, EXPIRED, REPLACED, PARENT_FAILED, CONDITION_NOT_MET];

@@ -112,6 +112,7 @@ impl StoredState {
     #[must_use]
     pub fn waiting_for(self, unfinished_parents: i32, closed: Closed) -> Option<WaitingFor> {
         match self {
+            Self::Scheduled if closed.is_paused => Some(WaitingFor::JobPaused),
             Self::Scheduled if unfinished_parents > 0 => Some(WaitingFor::Parents),
             Self::Scheduled if closed.waits_for_group => Some(WaitingFor::Group),
             Self::Scheduled => Some(WaitingFor::RunAt),
@@ -129,6 +130,8 @@ impl StoredState {
 /// What keeps a job, besides its time, its parents and the lack of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct Closed {
+    /// A person has paused it.
+    pub is_paused: bool,
     /// It waits for its group.
     pub waits_for_group: bool,
     /// Its queue is paused.
@@ -151,6 +154,8 @@ pub enum WaitingFor {
     RunAt,
     /// The end of its backoff.
     Backoff,
+    /// Itself to be resumed.
+    JobPaused,
     /// Its parents.
     Parents,
     /// Jobs ahead of it in its group, or the end of the group's pause.
@@ -210,6 +215,8 @@ mod tests {
         let open = Closed::default();
         assert_eq!(StoredState::Scheduled.waiting_for(0, open), Some(WaitingFor::RunAt));
         assert_eq!(StoredState::Scheduled.waiting_for(2, open), Some(WaitingFor::Parents));
+        let paused = Closed { is_paused: true, ..open };
+        assert_eq!(StoredState::Scheduled.waiting_for(2, paused), Some(WaitingFor::JobPaused));
         let grouped = Closed { waits_for_group: true, ..open };
         assert_eq!(StoredState::Scheduled.waiting_for(0, grouped), Some(WaitingFor::Group));
         assert_eq!(StoredState::Backoff.waiting_for(0, open), Some(WaitingFor::Backoff));

@@ -35,6 +35,10 @@ pub enum Kind {
     JobsRetry,
     /// Enqueues jobs that have ended again, as new ones.
     JobsReplay,
+    /// Pauses waiting jobs.
+    JobsPause,
+    /// Resumes paused jobs.
+    JobsResume,
 }
 
 /// The state of an operation.
@@ -180,10 +184,22 @@ impl Kind {
     pub const fn states(self) -> &'static [JobState] {
         match self {
             Self::QueuePurge => &[JobState::Scheduled, JobState::Pending],
+            Self::JobsPause => &[JobState::Scheduled, JobState::Pending],
+            Self::JobsResume => &[JobState::Scheduled],
             Self::JobsCancel => &[JobState::Scheduled, JobState::Pending, JobState::Processing],
             Self::JobsRetry => &[JobState::DeadLetter, JobState::Cancelled],
             Self::JobsReplay => &[JobState::Succeeded, JobState::DeadLetter, JobState::Cancelled],
             Self::DeadLettersRetry | Self::DeadLettersPurge => &[JobState::DeadLetter],
+        }
+    }
+
+    /// Whether it selects only paused jobs, or only others; none: any.
+    #[must_use]
+    pub const fn of_paused(self) -> Option<bool> {
+        match self {
+            Self::JobsPause => Some(false),
+            Self::JobsResume => Some(true),
+            _ => None,
         }
     }
 }

@@ -24,7 +24,8 @@ const ID_CHARS: usize = 26;
 /// The digits of ids, in order.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const BITS_PER_DIGIT: usize = 5;
-const CONDITIONS: &str = "state:, queue:, type:, group:, tag:, label:, batch:, age:, error: or id:";
+const CONDITIONS: &str =
+    "state:, queue:, type:, group:, tag:, label:, batch:, age:, error:, is: or id:";
 
 /// Conditions of a search line. Absent conditions match every job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Search {
     pub tags: Vec<(String, Option<String>)>,
     /// `label:gpu`: its worker must have this label. All must be there.
     pub labels: Vec<String>,
+    /// `is:paused`.
+    pub is_paused: bool,
     /// `batch:b`.
     pub batch_id: Option<BatchId>,
     /// `age:<5m`: stored at this time or later.
@@ -230,6 +233,8 @@ fn add(search: &mut Search, word: &Word, now: DateTime<Utc>) -> Result<(), Strin
             }
             once(&mut search.error, "error", text())?;
         }
+        Some("is") if value == "paused" => search.is_paused = true,
+        Some("is") => return Err(format!("`is:{value}` is not a condition; use is:paused")),
         Some("id") => {
             let id = id_part(value).ok_or_else(|| not_an_id(value))?;
             once(&mut search.id, "id", id)?;
@@ -364,7 +369,8 @@ mod tests {
     #[test]
     fn each_condition_is_read() {
         let line = r#"state:pending,dead_letter queue:mail type:"send mail" group:g tag:customer=3 tag:eu
-            label:gpu batch:batch_01m7w3ha3aextt8pkwwdmxsmqw age:>5m age:<2d error:"timed out""#;
+            label:gpu batch:batch_01m7w3ha3aextt8pkwwdmxsmqw age:>5m age:<2d error:"timed out"
+            is:paused"#;
         let read = read(&line.replace('\n', " "), now()).expect("it reads");
         let expected = Search {
             states: vec![JobState::Pending, JobState::DeadLetter],
@@ -373,6 +379,7 @@ mod tests {
             group: Some("g".into()),
             tags: vec![("customer".into(), Some("3".into())), ("eu".into(), None)],
             labels: vec!["gpu".into()],
+            is_paused: true,
             batch_id: "batch_01m7w3ha3aextt8pkwwdmxsmqw".parse().ok(),
             created_after: Some(now() - TimeDelta::days(2)),
             created_before: Some(now() - TimeDelta::minutes(5)),

@@ -1,6 +1,6 @@
-//! Bulk operations in the background: purging a queue, redriving and purging dead letters,
-//! cancelling, retrying and replaying listed jobs. A step and its progress are one transaction, so
-//! a dead node leaves nothing half done, and another continues.
+//! Bulk operations in the background: purging a queue, redriving and purging dead letters, and
+//! cancelling, pausing, resuming, retrying and replaying listed jobs. A step and its progress are
+//! one transaction, so a dead node leaves nothing half done, and another continues.
 
 use std::time::Duration;
 
@@ -30,7 +30,11 @@ use super::{
     Engine,
     cancel::{self, CancelReason, Cancelled, cancel_all, cancel_waiting},
     enqueue::{NewlyStored, quota},
-    jobs::{control, dead_letters, replay},
+    jobs::{
+        control, dead_letters,
+        pauses::{self, Pause},
+        replay,
+    },
 };
 
 pub use fencepost_store::operations::{NewOperation, OperationRow};
@@ -192,9 +196,11 @@ impl Work {
     fn read(due: &DueOperation) -> Option<Self> {
         let kind = serde_json::from_value(due.kind.as_str().into()).ok()?;
         let which = match kind {
-            Kind::JobsCancel | Kind::JobsRetry | Kind::JobsReplay => {
-                serde_json::from_value(due.filter.clone()).map(Which::Jobs)
-            }
+            Kind::JobsCancel
+            | Kind::JobsRetry
+            | Kind::JobsReplay
+            | Kind::JobsPause
+            | Kind::JobsResume => serde_json::from_value(due.filter.clone()).map(Which::Jobs),
             _ => serde_json::from_value(due.filter.clone()).map(Which::Letters),
         };
         Some(Self { kind, which: which.ok()? })
@@ -208,12 +214,16 @@ struct Stepped {
     cancelled: Cancelled,
     requeued: Vec<(JobKey, Vec<WaitingJob>)>,
     replayed: NewlyStored,
+    paused: Option<(Pause, Vec<WaitingJob>)>,
 }
 
 fn publish(engine: &Engine, stepped: &Stepped) {
     counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
     stepped.cancelled.publish(engine);
     stepped.replayed.publish(engine);
+    if let Some((pause, changed)) = &stepped.paused {
+        pauses::publish(engine, changed, *pause);
+    }
     for (key, requeued) in &stepped.requeued {
         control::publish_retried(engine, *key, requeued);
     }
@@ -357,9 +367,9 @@ fn skip_reason(error: Error) -> Result<SkipReason, Error> {
     }
 }
 
-/// Cancels live jobs, retries failed and cancelled ones, or replays ended ones, among those stored
-/// before the operation began. In the order of their ids: a parent is older than its children, and
-/// must be retried first.
+/// Cancels live jobs, pauses or resumes waiting ones, retries failed and cancelled ones, or replays
+/// ended ones, among those stored before the operation began. In the order of their ids: a parent
+/// is older than its children, and must be retried first.
 async fn step_jobs_listed(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -373,15 +383,22 @@ async fn step_jobs_listed(
     let until = listed.created_before.map_or(*created_at, |it| it.min(*created_at));
     listed.created_before = Some(until);
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
-    let (done, skipped) = match kind {
-        Kind::JobsCancel => {
-            let key = |id: &JobId| JobKey { project_id: *project_id, id: *id };
-            let keys: Vec<_> = found.jobs.iter().map(key).collect();
+    let keys: Vec<_> =
+        found.jobs.iter().map(|id| JobKey { project_id: *project_id, id: *id }).collect();
+    let (done, skipped) = match (kind, Pause::of(kind)) {
+        (_, Some(pause)) => {
+            let by = ChangedBy::operation(due.id);
+            let changed = pauses::set_all(tx, &keys, pause, &by).await?;
+            let done = changed.len() as i64;
+            stepped.paused = Some((pause, changed));
+            (done, Skipped::of(SkipReason::InvalidState, keys.len() as i64 - done))
+        }
+        (Kind::JobsCancel, _) => {
             stepped.cancelled = cancel_all(tx, &keys, &ChangedBy::operation(due.id)).await?;
             let done = (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64;
-            (done, Skipped::of(SkipReason::InvalidState, found.jobs.len() as i64 - done))
+            (done, Skipped::of(SkipReason::InvalidState, keys.len() as i64 - done))
         }
-        Kind::JobsReplay => {
+        (Kind::JobsReplay, _) => {
             let by = ChangedBy::operation(due.id);
             let (replayed, skipped) = replay::replay_in(tx, *project_id, &found.jobs, &by).await?;
             stepped.replayed = replayed;

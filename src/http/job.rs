@@ -83,6 +83,10 @@ pub struct Job {
     pub batch_id: Option<String>,
     /// Jobs that its end enqueues. Empty in lists without payloads.
     pub callbacks: Vec<CallbackView>,
+    /// Since when it is paused: it starts no attempt until it is resumed. Null if it is not.
+    #[serde(default)]
+    #[schema(required)]
+    pub paused_at: Option<DateTime<Utc>>,
     /// Earlier job that it replays.
     #[schema(required)]
     pub replay_of: Option<String>,
@@ -147,8 +151,8 @@ pub struct Job {
     /// Error of its last attempt that had one: it failed, or lost its lease or its worker.
     #[schema(required)]
     pub last_error: Option<JobError>,
-    /// Latest change, with its author: a cancel, retry, replay or change, or a take back. Null if
-    /// there was none, and in the answer to an enqueue.
+    /// Latest change, with its author: a cancel, retry, replay, pause, resume or change, or a take
+    /// back. Null if there was none, and in the answer to an enqueue.
     #[serde(default)]
     #[schema(required)]
     pub last_change: Option<ChangeView>,
@@ -318,6 +322,7 @@ impl Job {
             batch_id: row.batch_id.map(|it| it.to_string()),
             callbacks: CallbackView::list(row.callbacks.as_deref())?,
             replay_of: row.replay_of.map(|it| it.to_string()),
+            paused_at: row.paused_at,
             run_at: row.run_at,
             ready_at: row.ready_at,
             created_at: row.created_at,

@@ -33,6 +33,7 @@ mod heartbeats;
 mod idempotency;
 mod isolation;
 mod job_changes;
+mod job_pauses;
 mod job_types;
 mod jobs;
 mod libraries;

@@ -214,9 +214,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "queues_update" => json!({"max_concurrency": 5}),
         "job_types_put" => json!({"schema": {"type": "object"}}),
         "queues_purge" => json!({"confirm": "default"}),
-        "dead_letters_bulk_retry" | "jobs_bulk_cancel" | "jobs_bulk_retry" | "jobs_bulk_replay" => {
-            json!({"filter": {}})
-        }
+        id if id.contains("_bulk_") => json!({"filter": {}}),
         "jobs_replay" => json!({}),
         "dead_letters_purge" => json!({"filter": {}, "confirm": "purge"}),
         "recurring_upsert" | "recurring_create" => {
@@ -251,6 +249,8 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         | "me_new_recovery_codes"
         | "dead_letters_retry"
         | "jobs_cancel"
+        | "jobs_pause"
+        | "jobs_resume"
         | "jobs_retry"
         | "operations_abort"
         | "queues_pause"

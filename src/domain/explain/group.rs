@@ -40,6 +40,8 @@ pub struct JobAhead {
     pub state: StoredState,
     /// When it may run, or could from.
     pub run_at: DateTime<Utc>,
+    /// Whether it is paused.
+    pub is_paused: bool,
     /// Whether it waits for parents.
     pub waits_for_parents: bool,
 }
@@ -95,6 +97,10 @@ fn behind(facts: &Facts, ahead: &JobAhead) -> (Reason, String, Option<DateTime<U
             return (Reason::GroupHeld, message, None);
         }
         (StoredState::Processing, _) => "runs".to_owned(),
+        _ if ahead.is_paused => {
+            let message = format!("job {} is ahead in its group and paused: resume it", ahead.id);
+            return (Reason::GroupHeld, message, None);
+        }
         _ if ahead.waits_for_parents => "waits for its parents".to_owned(),
         (StoredState::Backoff, Some(at)) => format!("retries at {}", second(at)),
         (_, Some(at)) => format!("runs at {}", second(at)),

@@ -28,6 +28,8 @@ pub enum Reason {
     WorkersBusy,
     /// The circuit breaker has paused its type.
     CircuitBreaker,
+    /// A person has paused it.
+    JobPaused,
     /// Its queue is paused.
     QueuePaused,
     /// A person has paused its type.
@@ -78,6 +80,7 @@ impl Reason {
             Self::PushNotServed => "push_not_served",
             Self::WorkersBusy => "workers_busy",
             Self::CircuitBreaker => "circuit_breaker",
+            Self::JobPaused => "job_paused",
             Self::QueuePaused => "queue_paused",
             Self::TypePaused => "type_paused",
             Self::Concurrency => "concurrency",
@@ -112,6 +115,7 @@ impl Reason {
             | Self::PushNotServed
             | Self::WorkersBusy
             | Self::OtherJobs => WaitingFor::Worker,
+            Self::JobPaused => WaitingFor::JobPaused,
             Self::QueuePaused => WaitingFor::QueuePaused,
             Self::CircuitBreaker | Self::TypePaused => WaitingFor::TypePaused,
             Self::Concurrency => WaitingFor::Concurrency,

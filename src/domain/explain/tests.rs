@@ -14,6 +14,7 @@ fn facts() -> Facts {
         max_attempts: 3,
         loss: Loss { total: 0, in_row: 0, max_in_row: 5, death: DeadLetterReason::Failed },
         unfinished_parents: 0,
+        paused_at: None,
         group: None,
         blocks_group: None,
         labels: Vec::new(),
@@ -45,6 +46,20 @@ fn facts() -> Facts {
 
 fn summary(facts: &Facts) -> String {
     explain(facts).summary
+}
+
+#[test]
+fn a_pause_of_the_job_comes_before_all_else() {
+    let paused = Facts {
+        state: StoredState::Scheduled,
+        paused_at: Some(DateTime::UNIX_EPOCH),
+        unfinished_parents: 2,
+        ..facts()
+    };
+    let explained = explain(&paused);
+    assert_eq!(explained.reason, Some(Reason::JobPaused));
+    assert_eq!(explained.summary, "it is paused since 1970-01-01T00:00:00Z: resume it");
+    assert_eq!(explained.next_change_at, None, "nothing changes by itself");
 }
 
 #[test]

@@ -228,7 +228,8 @@ async fn group_line(
     let ahead = match head {
         (Some(id), Some(state), Some(run_at)) => {
             let waits_for_parents = found.head_parents.is_some_and(|it| it > 0);
-            Some(JobAhead { id, state, run_at, waits_for_parents })
+            let is_paused = found.head_paused_at.is_some();
+            Some(JobAhead { id, state, run_at, is_paused, waits_for_parents })
         }
         _ => None,
     };
@@ -368,6 +369,7 @@ async fn explain_row(
         max_attempts: row.max_attempts,
         loss: loss(&row),
         unfinished_parents: row.unfinished_parents,
+        paused_at: row.paused_at,
         group,
         blocks_group,
         labels,

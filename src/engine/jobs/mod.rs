@@ -5,6 +5,7 @@ pub mod control;
 pub mod dead_letters;
 pub mod definitions;
 pub mod explain;
+pub mod pauses;
 pub mod replay;
 pub mod wait;
 pub mod workflows;

@@ -10,6 +10,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
         "Guides",
         &[
             "guides/find-a-job",
+            "guides/change-waiting-jobs",
             "guides/job-types",
             "guides/send-mail",
             "guides/order-by-customer",

@@ -81,6 +81,8 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("jobs_cancel", &["invalid_state"]),
     ("jobs_create", OF_ENQUEUES),
     ("jobs_create_batch", OF_ENQUEUES),
+    ("jobs_pause", &["invalid_state"]),
+    ("jobs_resume", &["invalid_state"]),
     ("jobs_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
     ("jobs_update", &["group_ordered", "invalid_state"]),
     ("keys_exchange", &["quota_exceeded", "suspended", "token_refused"]),

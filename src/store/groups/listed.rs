@@ -38,6 +38,8 @@ pub struct GroupRow {
     pub head_created_at: Option<DateTime<Utc>>,
     /// Parents that it waits for.
     pub head_parents: Option<i32>,
+    /// Since when a person lets it wait.
+    pub head_paused_at: Option<DateTime<Utc>>,
     /// Its own rules; all null: none.
     pub own_weight: Option<i16>,
     pub own_max_running: Option<i32>,
@@ -80,6 +82,7 @@ pub async fn find(
                held.jobs + open.waiting "waiting!", open.running "running!", head.id "head_id?: JobId",
                head.state "head_state?: StoredState", head.run_at "head_run_at?",
                head.created_at "head_created_at?", head.parents "head_parents?",
+               head.paused_at "head_paused_at?",
                own.weight "own_weight?", own.max_running "own_max_running?",
                own.rate_counts "own_rate_counts?", own.rate_seconds "own_rate_seconds?",
                own.expires_at "own_expires_at?"
@@ -116,7 +119,8 @@ pub async fn find(
             select *
             from (
                 (
-                    select id, state, run_at, created_at, unfinished_parents as parents, group_place
+                    select id, state, run_at, created_at, paused_at, group_place,
+                           unfinished_parents - other_holds(null, paused_at) as parents
                     from jobs
                     where project_id = $1 and queue = $2 and group_key = named.group_key
                         and group_key is not null and waits_for_group is not true
@@ -126,7 +130,8 @@ pub async fn find(
                 )
                 union all
                 (
-                    select id, state, run_at, created_at, unfinished_parents - 1, group_place
+                    select id, state, run_at, created_at, paused_at, group_place,
+                           unfinished_parents - other_holds(true, paused_at)
                     from jobs
                     where project_id = $1 and queue = $2 and group_key = named.group_key
                         and waits_for_group
@@ -135,7 +140,8 @@ pub async fn find(
                 )
                 union all
                 (
-                    select id, state, run_at, created_at, unfinished_parents, group_place
+                    select id, state, run_at, created_at, paused_at, group_place,
+                           unfinished_parents
                     from jobs
                     where project_id = $1 and queue = $2 and group_key = named.group_key
                         and group_place is not null and completed_at is not null

@@ -130,7 +130,7 @@ pub async fn cancel_waiting(
             join jobs job on job.project_id = named.project_id and job.id = named.id
             where job.lease_id is null and job.completed_at is null
                 and (not $3 or job.expires_at <= statement_timestamp())
-                and ($4::uuid is null or job.unfinished_parents > (job.waits_for_group is true)::int)
+                and ($4::uuid is null or job.unfinished_parents > other_holds(job.waits_for_group, job.paused_at))
             order by job.project_id, job.id
             for update of job
         ), gone as (

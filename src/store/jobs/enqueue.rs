@@ -221,6 +221,7 @@ impl StoredJob {
             timeout_seconds: job.timeout_seconds,
             unfinished_parents: self.unfinished_parents,
             waits_for_group: self.waits_for_group,
+            paused_at: None,
             cancel_requested: false,
             progress: None,
             completed_at: None,

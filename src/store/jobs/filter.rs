@@ -26,6 +26,8 @@ pub struct Filter {
     pub tags: Vec<(String, Option<String>)>,
     /// Only jobs that need a worker with all of these labels.
     pub labels: Option<Vec<String>>,
+    /// Only paused jobs, or only others.
+    pub is_paused: Option<bool>,
     /// Only jobs of this batch.
     pub batch_id: Option<BatchId>,
     /// Only jobs stored at this time or later.
@@ -59,6 +61,7 @@ impl Filter {
             created_after: filter.created_after,
             created_before: filter.created_before,
             ids: filter.ids.as_deref().map(without_doubles),
+            is_paused: kind.of_paused(),
             ..Self::default()
         };
         let mut all = match &filter.q {
@@ -89,6 +92,7 @@ impl Filter {
             ("age:<", self.created_after.is_some() && line.created_after.is_some()),
             ("age:>", self.created_before.is_some() && line.created_before.is_some()),
             ("id", self.ids.is_some() && has_id),
+            ("is", self.is_paused == Some(false) && line.is_paused),
         ];
         let tags = [self.tags, line.tags].concat();
         if let Some(name) = search::doubled_tag(&tags) {
@@ -111,6 +115,7 @@ impl Filter {
             group: self.group.or(line.group),
             tags,
             labels: Some(line.labels).filter(|it| !it.is_empty()),
+            is_paused: self.is_paused.or(line.is_paused.then_some(true)),
             batch_id: self.batch_id.or(line.batch_id),
             created_after: self.created_after.or(line.created_after),
             created_before: self.created_before.or(line.created_before),

@@ -177,7 +177,15 @@ macro_rules! query_walk {
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
                      and $13::uuid is null and $14::uuid[] is null and not $18
+                     and $21::boolean is not true
                      and project_id = $1 and id < $2 and id >= $3
+                 order by id "# + $forth + r#"
+                 limit $4)
+                union all
+                (select id, queue, job_type, state, created_at, failures, labels
+                 from jobs
+                 where $21 and $13::uuid is null and $14::uuid[] is null
+                     and project_id = $1 and paused_at is not null and id < $2 and id >= $3
                  order by id "# + $forth + r#"
                  limit $4)
                 union all
@@ -189,7 +197,7 @@ macro_rules! query_walk {
                      from jobs where project_id = $1 and id = dead.job_id
                      offset 0
                  ) job
-                 where $18::boolean and $13::uuid is null and $14::uuid[] is null
+                 where $18::boolean and $21 is not true and $13::uuid is null and $14::uuid[] is null
                      and dead.project_id = $1 and dead.job_id < $2 and dead.job_id >= $3
                  order by dead.job_id "# + $forth + r#"
                  limit $4)
@@ -197,7 +205,7 @@ macro_rules! query_walk {
                 (select id, queue, job_type, state, created_at, failures, labels
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
-                     and $13::uuid is null and $14::uuid[] is null
+                     and $13::uuid is null and $14::uuid[] is null and $21 is not true
                      and project_id = $1 and id < $2 and id >= $3
                  order by id "# + $forth + r#"
                  limit $4)
@@ -248,6 +256,11 @@ macro_rules! query_walk {
                     from job_bodies grouped
                     where grouped.project_id = $1 and grouped.job_id = examined.id
                 ))
+                and ($21 is null or $21 = coalesce((
+                    select held.paused_at is not null
+                    from jobs held
+                    where held.project_id = $1 and held.id = examined.id
+                ), false))
                 and ($8::timestamptz is null or created_at >= $8)
                 and ($9::timestamptz is null or created_at < $9)
                 and ($16::bigint is null
@@ -322,6 +335,7 @@ async fn walk_over(
                 filter.is_dead_only(),
                 filter.labels.as_deref(),
                 filter.group.as_deref(),
+                filter.is_paused,
             )
         };
     }

@@ -8,6 +8,7 @@ pub mod events;
 pub mod fences;
 pub mod job_types;
 pub mod logs;
+pub mod pauses;
 pub mod requeue;
 pub mod stored_before;
 pub mod stored_bytes;
@@ -99,6 +100,8 @@ pub struct JobRow {
     pub unfinished_parents: i32,
     /// Whether it waits for its group.
     pub waits_for_group: bool,
+    /// Since when a person lets it wait.
+    pub paused_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub progress: Option<f32>,
     pub completed_at: Option<DateTime<Utc>>,
@@ -161,7 +164,15 @@ impl JobRow {
     pub fn closed(&self) -> Closed {
         let Self { waits_for_group, is_queue_paused, is_type_paused, .. } = *self;
         let Self { is_crowded, is_rate_limited, .. } = *self;
-        Closed { waits_for_group, is_queue_paused, is_type_paused, is_crowded, is_rate_limited }
+        let is_paused = self.paused_at.is_some();
+        Closed {
+            is_paused,
+            waits_for_group,
+            is_queue_paused,
+            is_type_paused,
+            is_crowded,
+            is_rate_limited,
+        }
     }
 }
 
@@ -189,19 +200,19 @@ pub async fn find_all(
         with job as (
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds,
-                   -- Its group counts as one.
-                   unfinished_parents - (waits_for_group is true)::int as unfinished_parents,
+                   unfinished_parents - other_holds(waits_for_group, paused_at)
+                       as unfinished_parents,
                    waits_for_group is true as waits_for_group, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
                    null::text as result, null::bigint as duration_ms, true as is_live, expires_at,
-                   ready_at
+                   ready_at, paused_at
             from jobs
             where project_id = $1 and id = any($2)
             union all
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, 0, false, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms,
-                   false, null, null
+                   false, null, null, null
             from finished_jobs
             where project_id = $1 and id = any($2)
         ), full_queues as materialized (
@@ -259,7 +270,8 @@ pub async fn find_all(
                job.attempt "attempt!", job.failures "failures!",
                job.max_attempts "max_attempts!", job.timeout_seconds "timeout_seconds!",
                job.unfinished_parents "unfinished_parents!", job.waits_for_group "waits_for_group!",
-               job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
+               job.paused_at, job.cancel_requested "cancel_requested!", job.progress,
+               job.completed_at,
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
                job.lease_expires_at, case when $3 then job.result end as result, job.duration_ms,
                case when $3 then body.payload else 'null' end "payload!", body.retry, body.tags, body.labels, body.concurrency_key,

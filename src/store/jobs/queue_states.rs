@@ -16,7 +16,8 @@ const _: () = assert!(MAX_FOUND == (limits::MAX_PAGE_LOOKS - 1) * limits::MAX_PA
 impl Filter {
     /// True if it names what the indexes have, and nothing that selects fewer jobs.
     const fn names_queue_and_states(&self) -> bool {
-        let selects_fewer = self.ids.is_some() || self.batch_id.is_some();
+        let selects_fewer =
+            self.ids.is_some() || self.batch_id.is_some() || matches!(self.is_paused, Some(true));
         self.queue.is_some() && !self.states.is_empty() && !selects_fewer
     }
 }

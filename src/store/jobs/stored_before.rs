@@ -21,8 +21,8 @@ pub async fn find_stored(
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.run_at, ended.run_at) "run_at!",
                live.waits_for_group is true "waits_for_group!", false "has_noted_turn!",
-               coalesce(live.unfinished_parents - (live.waits_for_group is true)::int, 0)
-                   "unfinished_parents!",
+               coalesce(live.unfinished_parents - other_holds(live.waits_for_group, live.paused_at),
+                        0) "unfinished_parents!",
                coalesce(live.created_at, ended.created_at) "created_at!",
                coalesce(live.attempt, ended.attempt) "attempt!",
                coalesce(live.max_attempts, ended.max_attempts) "max_attempts!", body.retry "retry?",

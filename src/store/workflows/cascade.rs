@@ -300,7 +300,7 @@ pub async fn meet(
             select kid.id, kid.state as was
             from met
             join jobs kid on kid.project_id = $1 and kid.id = met.child_id
-            where kid.unfinished_parents > (kid.waits_for_group is true)::int
+            where kid.unfinished_parents > other_holds(kid.waits_for_group, kid.paused_at)
             order by kid.id
             for no key update of kid
         ), freed as (

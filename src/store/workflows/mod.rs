@@ -430,14 +430,16 @@ pub async fn free_roots(
             for no key update of job
         ), freed as (
             update jobs
-            set unfinished_parents = (jobs.waits_for_group is true)::int,
+            set unfinished_parents = other_holds(jobs.waits_for_group, jobs.paused_at),
                 state = case
-                    when jobs.waits_for_group is not true and jobs.run_at <= statement_timestamp()
+                    when other_holds(jobs.waits_for_group, jobs.paused_at) = 0
+                        and jobs.run_at <= statement_timestamp()
                     then 'pending'
                     else jobs.state
                 end,
                 ready_at = case
-                    when jobs.waits_for_group is not true and jobs.run_at <= statement_timestamp()
+                    when other_holds(jobs.waits_for_group, jobs.paused_at) = 0
+                        and jobs.run_at <= statement_timestamp()
                     then statement_timestamp()
                 end
             from root

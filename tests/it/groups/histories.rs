@@ -32,6 +32,7 @@ struct Job {
     id: String,
     group: Option<&'static str>,
     priority: i64,
+    is_paused: bool,
     /// The answer of the poll that leased it.
     leased: Option<Value>,
 }
@@ -90,8 +91,10 @@ impl History<'_> {
         running.filter(|it| group.is_none() || it.group == group).count()
     }
 
-    fn waiting(&self, group: Option<&str>) -> usize {
-        self.jobs.iter().filter(|it| it.leased.is_none() && it.group == group).count()
+    /// Its jobs that wait and are not paused.
+    fn ready(&self, group: Option<&str>) -> usize {
+        let ready = self.jobs.iter().filter(|it| it.leased.is_none() && !it.is_paused);
+        ready.filter(|it| it.group == group).count()
     }
 
     /// How many jobs of a group may start, whatever all groups share.
@@ -113,7 +116,7 @@ impl History<'_> {
     /// Jobs that the rules let start now.
     fn startable(&self) -> usize {
         let groups = GROUPS.into_iter().map(Some).chain([None]);
-        let all: usize = groups.map(|it| self.room(it).min(self.waiting(it))).sum();
+        let all: usize = groups.map(|it| self.room(it).min(self.ready(it))).sum();
         let shared = self.shared.map_or(usize::MAX, |it| it.saturating_sub(self.running(None)));
         all.min(shared)
     }
@@ -141,7 +144,7 @@ impl History<'_> {
         let stored = self.t.post("/v1/jobs/batch", json!({"jobs": body})).await.is(201);
         for (job, (group, priority)) in stored["jobs"].as_array().expect("jobs").iter().zip(made) {
             let id = job["id"].as_str().expect("an id").to_owned();
-            self.jobs.push(Job { id, group, priority, leased: None });
+            self.jobs.push(Job { id, group, priority, is_paused: false, leased: None });
         }
     }
 
@@ -171,7 +174,8 @@ impl History<'_> {
     fn was_best(&self, leased: &Value) {
         let was_paused =
             leased["group"].as_str().is_some_and(|it| self.groups[index(it)].was_paused);
-        let waiting = self.jobs.iter().filter(|it| it.leased.is_none() && !was_paused);
+        let waiting = self.jobs.iter().filter(|it| it.leased.is_none() && !it.is_paused);
+        let waiting = waiting.filter(|_| !was_paused);
         let mut of_group = waiting.filter(|it| leased["group"] == json!(it.group));
         let better = of_group.find(|it| Some(it.priority) > leased["priority"].as_i64());
         assert!(better.is_none(), "{better:?} waits behind {leased}");
@@ -181,6 +185,7 @@ impl History<'_> {
         let at = self.jobs.iter().position(|it| leased["id"] == *it.id);
         let at = at.unwrap_or_else(|| panic!("not one that waits: {leased}"));
         assert!(self.jobs[at].leased.is_none(), "it runs: {leased}");
+        assert!(!self.jobs[at].is_paused, "it is paused: {leased}");
         let group = self.jobs[at].group;
         assert!(self.room(group) > 0, "the rules forbid {leased}: {:?}", self.groups);
         let is_shared_full = self.shared.is_some_and(|it| self.running(None) >= it);
@@ -214,10 +219,26 @@ impl History<'_> {
         }
     }
 
-    async fn cancel(&mut self) {
+    /// One of the jobs that wait.
+    fn choose_waiting(&mut self) -> Option<usize> {
         let waiting: Vec<_> =
             (0..self.jobs.len()).filter(|it| self.jobs[*it].leased.is_none()).collect();
-        let Some(at) = waiting.choose(&mut self.dice).copied() else { return };
+        waiting.choose(&mut self.dice).copied()
+    }
+
+    async fn pause_or_resume(&mut self) {
+        let Some(at) = self.choose_waiting() else { return };
+        let job = &mut self.jobs[at];
+        let action = if job.is_paused { "resume" } else { "pause" };
+        job.is_paused = !job.is_paused;
+        self.t.act(&format!("/v1/jobs/{}/{action}", job.id)).await.is(200);
+        if let Some(group) = job.group {
+            self.groups[index(group)].was_paused = true;
+        }
+    }
+
+    async fn cancel(&mut self) {
+        let Some(at) = self.choose_waiting() else { return };
         let job = self.jobs.remove(at);
         self.t.act(&format!("/v1/jobs/{}/cancel", job.id)).await.is(200);
     }
@@ -225,7 +246,7 @@ impl History<'_> {
     async fn change_a_group(&mut self) {
         let at = self.dice.random_range(0..GROUPS.len());
         let path = self.path(GROUPS[at]);
-        let is_used = self.running(Some(GROUPS[at])) + self.waiting(Some(GROUPS[at])) > 0;
+        let is_used = self.jobs.iter().any(|it| it.group == Some(GROUPS[at]));
         let group = &mut self.groups[at];
         match self.dice.random_range(0..4) {
             // Own rules need turns.
@@ -256,13 +277,14 @@ impl History<'_> {
     }
 
     async fn step(&mut self) {
-        match self.dice.random_range(0..16) {
+        match self.dice.random_range(0..19) {
             0..=3 => self.enqueue().await,
             4..=5 => _ = self.poll().await,
             6..=9 => self.end_one().await,
             10 => self.cancel().await,
             11..=12 => self.change_a_group().await,
-            13 if self.shared.is_some() => self.change_shared().await,
+            13..=15 => self.pause_or_resume().await,
+            16 if self.shared.is_some() => self.change_shared().await,
             _ => self.start_all().await,
         }
     }

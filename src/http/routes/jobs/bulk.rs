@@ -1,4 +1,5 @@
-//! `POST /v1/jobs/cancel`, `…/retry` and `…/replay`: bulk operations on listed jobs.
+//! `POST /v1/jobs/cancel`, `…/retry`, `…/pause`, `…/resume` and `…/replay`: bulk operations on
+//! listed jobs.
 
 use axum::{extract::State, response::Response};
 use fencepost_domain::{
@@ -92,6 +93,53 @@ pub async fn retry(
     sent: Once<BulkJobsRequest>,
 ) -> Result<Response, Error> {
     begin(app, caller, (Kind::JobsRetry, "jobs.retried"), sent).await
+}
+
+/// Pause many jobs.
+///
+/// Pauses matching jobs that wait and were stored before the operation starts, oldest first, in the
+/// background. See `POST /v1/jobs/{job_id}/pause`. The operation shows the progress. `dry_run` only
+/// counts them.
+#[utoipa::path(
+    post, path = "/jobs/pause", tag = "jobs", operation_id = "jobs_bulk_pause",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(idempotency::Header),
+    request_body = BulkJobsRequest,
+    responses(
+        (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
+         headers(("Location" = String, description = "The operation's path."))),
+        (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
+    ),
+)]
+pub async fn pause(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    sent: Once<BulkJobsRequest>,
+) -> Result<Response, Error> {
+    begin(app, caller, (Kind::JobsPause, "jobs.paused"), sent).await
+}
+
+/// Resume many jobs.
+///
+/// Resumes matching jobs that are paused and were stored before the operation starts, oldest first,
+/// in the background. The operation shows the progress. `dry_run` only counts them.
+#[utoipa::path(
+    post, path = "/jobs/resume", tag = "jobs", operation_id = "jobs_bulk_resume",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(idempotency::Header),
+    request_body = BulkJobsRequest,
+    responses(
+        (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
+         headers(("Location" = String, description = "The operation's path."))),
+        (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
+    ),
+)]
+pub async fn resume(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    sent: Once<BulkJobsRequest>,
+) -> Result<Response, Error> {
+    begin(app, caller, (Kind::JobsResume, "jobs.resumed"), sent).await
 }
 
 /// Replay many jobs.

@@ -7,6 +7,7 @@ pub mod create;
 pub mod depends_on;
 pub mod events;
 pub mod logs;
+pub mod pauses;
 pub mod read;
 pub mod replay;
 pub mod request;

@@ -93,6 +93,10 @@ enum Command {
     Retry(Which),
     /// Cancel a job, or all that match a search
     Cancel(Which),
+    /// Pause a waiting job, or all that match a search
+    Pause(Which),
+    /// Resume a paused job, or all that match a search
+    Resume(Which),
     /// Enqueue an ended job again as a new one, or all that match a search
     Replay(Which),
 }
@@ -147,6 +151,8 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
         Command::Get { job_id, wait_seconds } => get(&client, &job_id, wait_seconds, output).await,
         Command::Retry(which) => bulk::run(&client, "retry", which, output).await,
         Command::Cancel(which) => bulk::run(&client, "cancel", which, output).await,
+        Command::Pause(which) => bulk::run(&client, "pause", which, output).await,
+        Command::Resume(which) => bulk::run(&client, "resume", which, output).await,
         Command::Replay(which) => bulk::run(&client, "replay", which, output).await,
     }
 }

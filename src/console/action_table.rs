@@ -104,6 +104,11 @@ const SHARED: &str = "/shared-limits/{shared_limit}";
 const GROUP_OF_SHARED: &str = "/shared-limits/{shared_limit}/groups/{group}";
 const RESET_GROUP_OF_SHARED: &str = "/shared-limits/{shared_limit}/groups/{group}/reset";
 
+/// An operation on jobs of the list.
+const fn many(operation: &'static str, path: &'static str, done: &'static str) -> Action {
+    on(operation, "POST", path, JOBS, done).then(Destination::Operation)
+}
+
 /// All actions.
 pub const ACTIONS: &[Action] = &[
     on("jobs_create", "POST", "/jobs", NEW_JOB, "The job is enqueued.").then(Destination::Job),
@@ -116,36 +121,25 @@ pub const ACTIONS: &[Action] = &[
     ),
     on("jobs_retry", "POST", "/jobs/{job_id}/retry", REASON, "The job will be retried."),
     on(
+        "jobs_pause",
+        "POST",
+        "/jobs/{job_id}/pause",
+        REASON,
+        "The job is paused: it starts when you resume it.",
+    ),
+    on("jobs_resume", "POST", "/jobs/{job_id}/resume", REASON, "The job is resumed."),
+    on(
         "jobs_update",
         "PATCH",
         "/jobs/{job_id}",
         &[Field::Number("delay_seconds"), Field::Number("priority")],
         "The job is due: it runs as soon as its other conditions are met.",
     ),
-    on(
-        "jobs_bulk_cancel",
-        "POST",
-        "/jobs/cancel",
-        JOBS,
-        "The operation has started: it cancels the jobs.",
-    )
-    .then(Destination::Operation),
-    on(
-        "jobs_bulk_retry",
-        "POST",
-        "/jobs/retry",
-        JOBS,
-        "The operation has started: it retries the jobs.",
-    )
-    .then(Destination::Operation),
-    on(
-        "jobs_bulk_replay",
-        "POST",
-        "/jobs/replay",
-        JOBS,
-        "The operation has started: it replays the jobs.",
-    )
-    .then(Destination::Operation),
+    many("jobs_bulk_cancel", "/jobs/cancel", "The operation has started: it cancels the jobs."),
+    many("jobs_bulk_retry", "/jobs/retry", "The operation has started: it retries the jobs."),
+    many("jobs_bulk_pause", "/jobs/pause", "The operation has started: it pauses the jobs."),
+    many("jobs_bulk_resume", "/jobs/resume", "The operation has started: it resumes the jobs."),
+    many("jobs_bulk_replay", "/jobs/replay", "The operation has started: it replays the jobs."),
     on(
         "queues_pause",
         "POST",

@@ -35,7 +35,7 @@ const IDS: &str = "ids";
 const CHOSEN: &str = "chosen";
 const JOBS: &str = "/jobs";
 
-const BULK: [Bulk; 5] = [
+const BULK: [Bulk; 7] = [
     Bulk {
         operation: "jobs_bulk_cancel",
         filters: &job_list::FILTERS,
@@ -54,6 +54,26 @@ const BULK: [Bulk; 5] = [
         one: "job",
         many: "jobs",
         effect: "Dead letters and cancelled jobs are retried; failures count from 0 again.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "jobs_bulk_pause",
+        filters: &job_list::FILTERS,
+        list: JOBS,
+        verb: "Pause",
+        one: "job",
+        many: "jobs",
+        effect: "Waiting jobs start when you resume them.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "jobs_bulk_resume",
+        filters: &job_list::FILTERS,
+        list: JOBS,
+        verb: "Resume",
+        one: "job",
+        many: "jobs",
+        effect: "Paused jobs wait again for their time and their parents, or are ready.",
         confirm: None,
     },
     Bulk {

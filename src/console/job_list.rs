@@ -15,7 +15,7 @@ use fencepost_domain::{
 };
 use fencepost_http::routes::{
     job_types::{JobTypeList, schema::JobType},
-    jobs::read::JobPage,
+    jobs::{Job, read::JobPage},
     metrics::{MetricsSummary, StateCounts},
     queues::{Queue, QueuePage},
 };
@@ -97,6 +97,8 @@ struct Jobs {
     may_cancel: bool,
     may_retry: bool,
     may_replay: bool,
+    may_pause: bool,
+    may_resume: bool,
 }
 
 /// A search that was perhaps meant.
@@ -180,8 +182,16 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     };
     let next = frame.next("/jobs", &shown_filters, page.next_cursor.as_deref());
     let can_be = |kind: Kind| asked.states.iter().all(|it| kind.states().contains(it));
-    let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
-        .map(|it| frame.may_manage() && refused.is_none() && can_be(it));
+    let may = |kind: Kind| frame.may_manage() && refused.is_none() && can_be(kind);
+    let [may_cancel, may_retry, may_replay] =
+        [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay].map(may);
+    // Each page of a project that pauses no job does without both buttons.
+    let is_paused = |it: &Job| it.paused_at.is_some();
+    let waits = |it: &Job| matches!(it.state, JobState::Scheduled | JobState::Pending);
+    let may_resume = may(Kind::JobsResume) && page.jobs.iter().any(is_paused);
+    let may_pause = may(Kind::JobsPause)
+        && !asked.line.is_paused
+        && page.jobs.iter().any(|it| waits(it) && !is_paused(it));
     let shown = render(&Jobs {
         tabs: tabs(&frame, &asked, &summary.current),
         asked: asked.fields,
@@ -199,6 +209,8 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         may_cancel,
         may_retry,
         may_replay,
+        may_pause,
+        may_resume,
     })?;
     Ok(match refused {
         Some(error) => refused_page(shown, error),

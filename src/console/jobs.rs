@@ -155,7 +155,7 @@ pub async fn detail(
         editable: payload.cut_from.is_none().then(|| payload.text.clone()),
         payload,
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
-        is_early: waits && job.run_at > here.frame.now,
+        is_early: waits && job.paused_at.is_none() && job.run_at > here.frame.now,
         waits,
         has_more_events: history.has_more,
         events: history.events,

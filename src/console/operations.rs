@@ -80,6 +80,8 @@ impl OperationExt for Operation {
             "jobs_cancel" => "Cancel jobs",
             "jobs_retry" => "Retry jobs",
             "jobs_replay" => "Replay jobs",
+            "jobs_pause" => "Pause jobs",
+            "jobs_resume" => "Resume jobs",
             _ => "An operation that this version does not know",
         }
     }

@@ -1,4 +1,5 @@
-//! Retrying, cancelling and replaying: one job, or all that match a search, with progress.
+//! Retrying, cancelling, pausing, resuming and replaying: one job, or all that match a search, with
+//! progress.
 
 use std::{
     io::{IsTerminal, Write},

@@ -26,6 +26,7 @@ const ATTEMPTS: Columns = &[
 const FACTS: &[(&str, &str)] = &[
     ("stored", "created_at"),
     ("runs at", "run_at"),
+    ("paused since", "paused_at"),
     ("ready since", "ready_at"),
     ("ended", "completed_at"),
     ("expires at", "expires_at"),

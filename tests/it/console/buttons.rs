@@ -106,6 +106,10 @@ async fn work_with_jobs(p: &mut Presser<'_>) {
     let named = [("job_id", job.as_str())];
     p.press("jobs_update", &[named[0], ("delay_seconds", "0")]).await;
     assert_eq!(t.job(&job).await["state"], "pending");
+    p.press("jobs_pause", &named).await;
+    assert_eq!(t.job(&job).await["waiting_for"], "job_paused");
+    p.press("jobs_resume", &named).await;
+    assert_eq!(t.job(&job).await["state"], "pending");
     p.press("jobs_cancel", &named).await;
     assert_eq!(t.job(&job).await["state"], "cancelled");
     p.press("jobs_retry", &named).await;
@@ -114,6 +118,9 @@ async fn work_with_jobs(p: &mut Presser<'_>) {
     assert_eq!(p.press_many("jobs_bulk_cancel", &of_default).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "cancelled");
     assert_eq!(p.press_many("jobs_bulk_retry", &of_default).await["done"], 1);
+    assert_eq!(t.job(&job).await["state"], "pending");
+    assert_eq!(p.press_many("jobs_bulk_pause", &of_default).await["done"], 1);
+    assert_eq!(p.press_many("jobs_bulk_resume", &of_default).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "pending");
     p.press("jobs_cancel", &named).await;
     assert_eq!(p.press_many("jobs_bulk_replay", &of_default).await["done"], 1);

@@ -116,6 +116,8 @@ fn every_button_of_every_page_is_in_the_table() {
     }
     for operation in [
         "jobs_bulk_cancel",
+        "jobs_bulk_pause",
+        "jobs_bulk_resume",
         "jobs_bulk_replay",
         "jobs_bulk_retry",
         "dead_letters_purge",

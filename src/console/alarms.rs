@@ -48,6 +48,7 @@ impl Page {
         }
         let path = match it.rule {
             Rule::DeadLetters => format!("/dead-letters/list?fingerprint={}", it.subject),
+            Rule::JobsLost => format!("/jobs/{}", segment(it.details.job_id.as_deref()?)),
             Rule::OldestReady
             | Rule::WorkersSilent
             | Rule::GroupsBlocked
@@ -117,6 +118,7 @@ impl AlarmExt for Alarm {
                 "workers that make no calls hold {threshold} running jobs of a queue or more for \
                  {for_seconds} s"
             ),
+            Rule::JobsLost => format!("a job is lost {threshold} times in a row or more"),
             Rule::GroupsBlocked => format!(
                 "dead letters block {threshold} groups of a queue or more for {for_seconds} s"
             ),
@@ -137,6 +139,7 @@ impl AlarmExt for Alarm {
             Rule::DeadLetters => ("Dead letters", "Within these seconds"),
             Rule::KeyExpiring => ("Days", ""),
             Rule::WorkersSilent => ("Running jobs", "For these seconds"),
+            Rule::JobsLost => ("Losses in a row", ""),
             Rule::GroupsBlocked => ("Groups", "For these seconds"),
             _ => ("Seconds", "For these seconds"),
         };

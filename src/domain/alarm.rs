@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::access::Permission;
+use super::{access::Permission, limits::MAX_MAX_LOSSES};
 
-pub use self::message::{Details, summary};
+pub use self::message::{Details, LosingWorker, summary};
 
 /// Maximum number of alarms that a project has made or changed.
 pub const MAX_ALARMS: i64 = 20;
@@ -29,13 +29,19 @@ pub const MAX_MAILED_MEMBERS: i64 = 50;
 pub const INCIDENT_KEEP_DAYS: i32 = 90;
 /// Longest mute, in seconds (30 days).
 pub const MAX_MUTE_SECONDS: i32 = 30 * 86_400;
-/// An incident of dead letters or dropped deliveries ends after this many minutes without a new
-/// one.
+/// An incident of dead letters, losses or dropped deliveries ends after this many minutes without a
+/// new one.
 pub const QUIET_MINUTES: i32 = 30;
 /// Groups of a queue with dead letters that are looked at, by name: more are not counted.
 pub const MAX_BLOCKED_GROUPS: i32 = 100;
 /// Groups of a queue with waiting jobs that are looked at, by name: more are not found.
 pub const MAX_WAITING_GROUPS: i32 = 100;
+/// Jobs of a project that were lost again in the last minutes and are looked at, the last first.
+pub const MAX_LOST_JOBS: i64 = 1_000;
+/// Minutes for which a loss is looked at: a round of alarms takes less.
+pub const LOST_MINUTES: i32 = 5;
+/// Workers that an incident of losses names.
+pub const MAX_LOSING_WORKERS: i64 = 5;
 /// Minutes for which a missed tick is an incident, even if the next one fires.
 pub const MISSED_MINUTES: i32 = 10;
 
@@ -55,6 +61,8 @@ pub enum Rule {
     /// Workers that make no calls have held `threshold` running jobs of a queue or more for
     /// `for_seconds`.
     WorkersSilent,
+    /// A job was lost `threshold` times in a row or more: it may kill its workers.
+    JobsLost,
     /// In `threshold` groups of a queue or more, jobs have waited behind a dead letter for
     /// `for_seconds`.
     GroupsBlocked,
@@ -77,10 +85,11 @@ pub enum Rule {
 
 impl Rule {
     /// All rules, in display order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::DeadLetters,
         Self::OldestReady,
         Self::WorkersSilent,
+        Self::JobsLost,
         Self::GroupsBlocked,
         Self::GroupsWaiting,
         Self::CircuitOpen,
@@ -98,6 +107,7 @@ impl Rule {
             Self::DeadLetters => "dead_letters",
             Self::OldestReady => "oldest_ready",
             Self::WorkersSilent => "workers_silent",
+            Self::JobsLost => "jobs_lost",
             Self::GroupsBlocked => "groups_blocked",
             Self::GroupsWaiting => "groups_waiting",
             Self::CircuitOpen => "circuit_open",
@@ -121,6 +131,7 @@ impl Rule {
         match self {
             Self::DeadLetters | Self::WorkersSilent => Some((1, 1_000)),
             Self::OldestReady | Self::GroupsWaiting | Self::PushFailing => Some((60, 604_800)),
+            Self::JobsLost => Some((2, MAX_MAX_LOSSES)),
             Self::GroupsBlocked => Some((1, MAX_BLOCKED_GROUPS)),
             Self::KeyExpiring => Some((1, 90)),
             _ => None,
@@ -143,7 +154,7 @@ impl Rule {
     #[must_use]
     pub const fn ends_after_seconds(self) -> i32 {
         match self {
-            Self::DeadLetters | Self::DeliveriesDropped => QUIET_MINUTES * 60,
+            Self::DeadLetters | Self::JobsLost | Self::DeliveriesDropped => QUIET_MINUTES * 60,
             _ => 0,
         }
     }
@@ -156,6 +167,7 @@ impl Rule {
             Self::DeadLetters
                 | Self::OldestReady
                 | Self::WorkersSilent
+                | Self::JobsLost
                 | Self::GroupsBlocked
                 | Self::GroupsWaiting
                 | Self::CircuitOpen
@@ -183,6 +195,7 @@ impl Rule {
             Self::DeadLetters => "Jobs became dead letters",
             Self::OldestReady => "Jobs wait for too long",
             Self::WorkersSilent => "Workers make no calls",
+            Self::JobsLost => "A job loses its workers",
             Self::GroupsBlocked => "Dead letters block groups",
             Self::GroupsWaiting => "Groups wait for too long",
             Self::CircuitOpen => "A circuit breaker is open",

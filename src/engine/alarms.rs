@@ -137,7 +137,8 @@ impl Alarms {
         };
         let news = open.iter().filter(is_news).filter_map(|open| {
             let of_open = |it: &&Grouped| name_of(&it.found) == name_of_open(open);
-            let found = found.iter().find(of_open).filter(|it| !it.queues.is_empty())?;
+            let has_news = |it: &&Grouped| !it.queues.is_empty() || !it.lost_by.is_empty();
+            let found = found.iter().find(of_open).filter(has_news)?;
             Some((open.id, details(found)))
         });
         incidents::describe(tx, project_id, &news.collect::<Vec<_>>()).await?;
@@ -207,11 +208,12 @@ impl Alarms {
             open.retain(|it| Rule::of_name(&it.rule).is_some());
             let groups = open.iter().filter(|it| it.subject == causes::WITHOUT_WORKERS);
             let groups = groups.map(|it| &*it.alarm).collect();
-            let found = causes::group(found.remove(project_id).unwrap_or_default(), &groups);
+            let mut found = causes::group(found.remove(project_id).unwrap_or_default(), &groups);
             let findings: Vec<_> = found.iter().map(|it| finding(&it.found)).collect();
             let states: Vec<_> = open.iter().map(state).collect();
             let changes = judge(&states, &findings);
             if !changes.is_empty() {
+                causes::name_workers(tx, *project_id, &mut found).await?;
                 is_notified |= self.write(tx, *project_id, (changes, &found), &open).await?;
             }
         }
@@ -248,6 +250,7 @@ async fn look(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Fou
     let mut found = looks::dead_letters(conn, projects).await?;
     found.extend(looks::oldest_ready(conn, projects).await?);
     found.extend(looks::workers_silent(conn, projects).await?);
+    found.extend(looks::jobs_lost(conn, projects).await?);
     found.extend(looks::groups_blocked(conn, projects).await?);
     found.extend(looks::groups_waiting(conn, projects).await?);
     found.extend(looks::circuit_open(conn, projects).await?);
@@ -282,7 +285,7 @@ fn new_incident(name: &Name, found: &Grouped, is_triggered: bool) -> NewIncident
 }
 
 /// JSON.
-fn details(Grouped { found: it, queues }: &Grouped) -> String {
+fn details(Grouped { found: it, queues, lost_by }: &Grouped) -> String {
     let is_url = ["endpoint_disabled", "deliveries_dropped", "push_failing"].contains(&&*it.rule);
     let is_group = ["groups_blocked", "groups_waiting"].contains(&&*it.rule);
     let shown = it.name.as_deref().map(|it| if is_url { shown_host(it) } else { it.to_owned() });
@@ -297,6 +300,7 @@ fn details(Grouped { found: it, queues }: &Grouped) -> String {
         value: it.value,
         return_by: it.return_by,
         queues: queues.clone(),
+        lost_by: lost_by.clone(),
     };
     serde_json::to_string(&details).unwrap_or_default()
 }

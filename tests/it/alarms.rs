@@ -251,7 +251,7 @@ fn a_project_changes_its_alarms_and_no_other() {
         let server = TestServer::start(fresh_database().await).await;
         let (t, other) = (server.project("main").await, server.project("other").await);
         let defaults = t.get("/v1/alarms").await.is(200);
-        assert_eq!(defaults["alarms"].as_array().map(Vec::len), Some(12));
+        assert_eq!(defaults["alarms"].as_array().map(Vec::len), Some(13));
         let letters = t.get("/v1/alarms/dead_letters").await.is(200);
         assert_eq!(
             letters,

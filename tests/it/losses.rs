@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{LoneProject, TestServer, fresh_database, limited, run, run_alone, until};
+use crate::harness::{
+    LoneProject, TestServer, eventually, fresh_database, limited, run, run_alone, until,
+};
 
 /// Leases the next job, and loses it.
 async fn lose(t: &LoneProject) -> Value {
@@ -159,5 +161,42 @@ fn max_losses_has_bounds_and_a_default() {
             let replayed = t.post(&format!("/v1/jobs/{id}/replay"), json!({})).await.is(201);
             assert_eq!(replayed["max_losses"], max_losses);
         }
+    });
+}
+
+#[test]
+fn people_learn_of_a_job_that_loses_its_workers_and_of_their_hosts() {
+    run_alone(async |t| {
+        let host = json!({
+            "worker_id": "w", "queues": ["default"], "job_types": ["*"], "hostname": "host-a",
+        });
+        t.post("/v1/workers/register", host).await.is(200);
+        let id = t.enqueue(json!({"job_type": "poison"})).await;
+        for _ in 0..3 {
+            lose(t).await;
+        }
+        let incident = eventually("an incident", async || {
+            let page = t.get("/v1/incidents?state=open").await.is(200);
+            let open = page["incidents"].as_array().expect("a list").clone();
+            open.into_iter().find(|it| it["rule"] == "jobs_lost")
+        })
+        .await;
+        let details = &incident["details"];
+        assert_eq!(incident["subject"], "default/poison");
+        assert_eq!((&details["job_id"], &details["value"]), (&json!(id), &json!(3)));
+        let workers = details["lost_by"].as_array().expect("workers");
+        assert_eq!(workers.len(), 1, "one worker lost it three times: {workers:?}");
+        assert_eq!(
+            (&workers[0]["worker_id"], &workers[0]["hostname"]),
+            (&json!("w"), &json!("host-a"))
+        );
+        assert!(workers[0]["last_seen_at"].is_string(), "{workers:?}");
+        let summary = incident["summary"].as_str().expect("a sentence");
+        assert!(summary.contains("lost 3 times in a row by its workers: w on host-a"), "{summary}");
+        // The number grows, and the incident stays one.
+        lose(t).await;
+        let again = t.get("/v1/incidents").await.is(200);
+        let all = again["incidents"].as_array().expect("a list");
+        assert_eq!(all.iter().filter(|it| it["rule"] == "jobs_lost").count(), 1);
     });
 }

@@ -44,6 +44,30 @@ pub struct Details {
     /// waiting first; or whose jobs silent workers hold, the most first. Empty: it has another
     /// cause.
     pub queues: Vec<String>,
+    /// Workers that have lost the job, the last first. Empty: it has another cause.
+    pub lost_by: Vec<LosingWorker>,
+}
+
+/// A worker that has lost a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LosingWorker {
+    /// The worker.
+    pub worker_id: String,
+    /// Its host, as it registered.
+    #[schema(required)]
+    pub hostname: Option<String>,
+    /// Its last call; null: it is no longer known.
+    #[schema(required)]
+    pub last_seen_at: Option<DateTime<Utc>>,
+}
+
+impl LosingWorker {
+    fn shown(&self) -> String {
+        let Self { worker_id, hostname, last_seen_at } = self;
+        let host = hostname.as_ref().map(|it| format!(" on {it}")).unwrap_or_default();
+        let seen = last_seen_at.map(|at| format!(", last heard {} UTC", at.format("%H:%M:%S")));
+        format!("{worker_id}{host}{}", seen.unwrap_or_default())
+    }
 }
 
 /// One sentence about an incident.
@@ -100,6 +124,7 @@ pub fn summary(rule: Rule, it: &Details) -> String {
                  you take them back, they return {return_by}."
             )
         }
+        Rule::JobsLost => lost_job(it, &job_type, &queue, value),
         Rule::GroupsBlocked => blocked_groups(&text(&it.group), &queue, value),
         Rule::GroupsWaiting => format!(
             "A job of the group {} has waited in the queue {queue} for {value} seconds: for the \
@@ -126,6 +151,16 @@ pub fn summary(rule: Rule, it: &Details) -> String {
         Rule::KeyExpiring if value == 1 => format!("{key} expires within a day."),
         Rule::KeyExpiring => format!("{key} expires within {value} days."),
     }
+}
+
+fn lost_job(it: &Details, job_type: &str, queue: &str, losses: i64) -> String {
+    let workers: Vec<_> = it.lost_by.iter().map(LosingWorker::shown).collect();
+    let workers =
+        if workers.is_empty() { String::new() } else { format!(": {}", workers.join("; ")) };
+    format!(
+        "A job of the type {job_type} in the queue {queue} was lost {losses} times in a row by \
+         its workers{workers}. It may end what runs it."
+    )
 }
 
 fn blocked_groups(group: &str, queue: &str, groups: i64) -> String {
@@ -170,6 +205,30 @@ mod tests {
         );
         let one = summary(Rule::WorkersSilent, &details(1));
         assert!(one.starts_with("1 running job is held"), "{one}");
+    }
+
+    #[test]
+    fn an_incident_of_a_lost_job_names_hosts_and_when_their_workers_were_heard() {
+        let worker = |worker_id: &str, hostname: Option<&str>, seconds| LosingWorker {
+            worker_id: worker_id.to_owned(),
+            hostname: hostname.map(str::to_owned),
+            last_seen_at: DateTime::from_timestamp(seconds, 0),
+        };
+        let details = Details {
+            queue: Some("video".to_owned()),
+            job_type: Some("transcode".to_owned()),
+            value: Some(3),
+            lost_by: vec![
+                worker("w-2", Some("host-b"), 1_800_000_000),
+                worker("w-1", None, i64::MAX),
+            ],
+            ..Details::default()
+        };
+        assert_eq!(
+            summary(Rule::JobsLost, &details),
+            "A job of the type transcode in the queue video was lost 3 times in a row by its \
+             workers: w-2 on host-b, last heard 08:00:00 UTC; w-1. It may end what runs it."
+        );
     }
 
     #[test]

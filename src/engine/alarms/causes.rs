@@ -6,8 +6,12 @@ use std::{
     collections::{BTreeMap, HashSet},
 };
 
-use fencepost_domain::alarm::Rule;
-use fencepost_store::sweep::alarms::Found;
+use fencepost_domain::{
+    alarm::{LosingWorker, Rule},
+    ids::ProjectId,
+};
+use fencepost_store::sweep::alarms::{self, Found};
+use sqlx::PgConnection;
 
 /// The subject of the incident of an alarm about several queues without workers.
 pub(super) const WITHOUT_WORKERS: &str = "queues without workers";
@@ -18,6 +22,33 @@ pub(super) struct Grouped {
     pub found: Found,
     /// Queues without workers, the longest waiting first, or those with the most jobs.
     pub queues: Vec<String>,
+    /// Workers that have lost the job of the finding, the last first.
+    pub lost_by: Vec<LosingWorker>,
+}
+
+impl Grouped {
+    fn of(found: Found, queues: Vec<String>) -> Self {
+        Self { found, queues, lost_by: Vec::new() }
+    }
+}
+
+/// Adds the workers that have lost the jobs of these findings of a project.
+pub(super) async fn name_workers(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    found: &mut [Grouped],
+) -> sqlx::Result<()> {
+    let mut lost: Vec<_> =
+        found.iter_mut().filter(|it| it.found.rule == Rule::JobsLost.name()).collect();
+    let jobs: Vec<_> = lost.iter().filter_map(|it| it.found.job_id).collect();
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    for (job, worker) in alarms::losing_workers(conn, project_id, &jobs).await? {
+        let of_job = lost.iter_mut().filter(|it| it.found.job_id == Some(job));
+        of_job.for_each(|it| it.lost_by.push(worker.clone()));
+    }
+    Ok(())
 }
 
 /// Puts the queues that share a cause together, those of each alarm, if there are several, or if an
@@ -32,7 +63,7 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
         of_alarm.entry(found.alarm.clone()).or_default().push(found);
     }
     let mut grouped: Vec<_> =
-        others.into_iter().map(|found| Grouped { found, queues: Vec::new() }).collect();
+        others.into_iter().map(|found| Grouped::of(found, Vec::new())).collect();
     for (alarm, mut members) in of_alarm {
         members.sort_by_key(|it| (Reverse(it.value), it.queue.clone()));
         let queues: Vec<_> = members.iter().filter_map(|it| it.queue.clone()).collect();
@@ -46,11 +77,11 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
             };
             let return_by = members.iter().filter_map(|it| it.return_by).max();
             let found = Found { subject, is_beyond, value, return_by, ..first.clone() };
-            grouped.push(Grouped { found, queues });
+            grouped.push(Grouped::of(found, queues));
             let held = members.into_iter().map(|it| Found { is_beyond: false, ..it });
-            grouped.extend(held.map(|found| Grouped { found, queues: Vec::new() }));
+            grouped.extend(held.map(|found| Grouped::of(found, Vec::new())));
         } else {
-            let alone = members.into_iter().map(|found| Grouped { found, queues: queues.clone() });
+            let alone = members.into_iter().map(|found| Grouped::of(found, queues.clone()));
             grouped.extend(alone);
         }
     }
@@ -60,7 +91,6 @@ pub(super) fn group(found: Vec<Found>, open_groups: &HashSet<&str>) -> Vec<Group
 #[cfg(test)]
 mod tests {
     use chrono::DateTime;
-    use fencepost_domain::ids::ProjectId;
 
     use super::*;
 
@@ -87,7 +117,7 @@ mod tests {
 
     /// Alarm, subject, queues, and whether it is beyond the threshold.
     fn rows(grouped: &[Grouped]) -> Vec<(&str, &str, String, bool)> {
-        let rows = grouped.iter().map(|Grouped { found, queues }| {
+        let rows = grouped.iter().map(|Grouped { found, queues, .. }| {
             let subject = found.subject.as_deref().unwrap_or_default();
             (&*found.alarm, subject, queues.join(" "), found.is_beyond)
         });

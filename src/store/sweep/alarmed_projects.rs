@@ -22,8 +22,8 @@ pub async fn find(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec
     Ok(found.into_iter().take(most).collect())
 }
 
-/// Projects with ready or running jobs, with jobs that wait for their groups, or with dead letters
-/// of groups. Reads an entry of each.
+/// Projects with ready or running jobs, with jobs that wait for their groups, with dead letters of
+/// groups, or with jobs that were lost again. Reads an entry of each.
 async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec<ProjectId>> {
     sqlx::query_scalar!(
         r#"
@@ -100,6 +100,20 @@ async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Ve
             )
             from waiting
             where waiting.project_id is not null
+        ), lost(project_id) as (
+            (
+                select project_id from job_bodies
+                where lost_again_at is not null and project_id > $1
+                order by project_id limit 1
+            )
+            union all
+            select (
+                select project_id from job_bodies
+                where lost_again_at is not null and project_id > lost.project_id
+                order by project_id limit 1
+            )
+            from lost
+            where lost.project_id is not null
         )
         (select project_id "project_id!: ProjectId" from ready where project_id is not null limit $2)
         union
@@ -110,6 +124,8 @@ async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Ve
         (select project_id from blocked where project_id is not null limit $2)
         union
         (select project_id from waiting where project_id is not null limit $2)
+        union
+        (select project_id from lost where project_id is not null limit $2)
         order by 1
         limit $2
         "#,

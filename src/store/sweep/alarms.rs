@@ -1,6 +1,8 @@
 //! What alarms find. Each statement is about a page of projects, and bounds what it finds for one
 //! alarm of one project by a literal limit.
 
+mod lost_jobs;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -11,6 +13,8 @@ use fencepost_domain::{
 };
 
 use crate::workers::{ALIVE_SECONDS, holders::MAX_LISTED_HOLDERS};
+
+pub use self::lost_jobs::{jobs_lost, losing_workers};
 
 /// Projects of one page.
 pub const MAX_PAGE_PROJECTS: usize = 200;

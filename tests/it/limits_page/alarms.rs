@@ -22,6 +22,7 @@ pub fn alarm_limits() -> Vec<(&'static str, String)> {
         ("an alarm's name", format!("{} of a–z, 0–9 and _", alarm::MAX_ALARM_NAME_CHARS)),
         ("an alarm's `queues`", alarm::MAX_ALARM_QUEUES.to_string()),
         ("`threshold` of `dead_letters` and `workers_silent`", range(letters.thresholds())),
+        ("`threshold` of `jobs_lost`", range(alarm::Rule::JobsLost.thresholds())),
         ("`threshold` of `groups_blocked`", range(blocked.thresholds())),
         (
             "`threshold` of `oldest_ready`, `groups_waiting` and `push_failing`",

@@ -46,9 +46,9 @@ pub struct Alarm {
     pub rule: Rule,
     /// Only these queues; none: all.
     pub queues: Vec<String>,
-    /// A number of dead letters (`dead_letters`), running jobs (`workers_silent`) or groups
-    /// (`groups_blocked`), seconds (`oldest_ready`, `groups_waiting`, `push_failing`) or days
-    /// (`key_expiring`); null for other rules.
+    /// A number of dead letters (`dead_letters`), running jobs (`workers_silent`), losses in a row
+    /// (`jobs_lost`) or groups (`groups_blocked`), seconds (`oldest_ready`, `groups_waiting`,
+    /// `push_failing`) or days (`key_expiring`); null for other rules.
     #[schema(required, example = 10)]
     pub threshold: Option<i32>,
     /// Within how many seconds (`dead_letters`), or for how long (`oldest_ready`,
@@ -122,8 +122,8 @@ pub struct PutAlarmRequest {
     /// Only these queues, for rules about queues. Default: all.
     #[schema(extensions(("bounds" = json!(items(0, MAX_ALARM_QUEUES)))))]
     queues: Option<Vec<String>>,
-    /// 1–1,000 dead letters or running jobs, 1–100 groups, 60–604,800 s, or 1–90 days: see the
-    /// rule. Default: that of the rule.
+    /// 1–1,000 dead letters or running jobs, 2–100 losses in a row, 1–100 groups, 60–604,800 s, or
+    /// 1–90 days: see the rule. Default: that of the rule.
     #[schema(extensions(("bounds" = json!(of_any_rule(Rule::thresholds)))))]
     threshold: Option<i32>,
     /// 60–3,600 s for `dead_letters`, 0–86,400 s for `oldest_ready`, `workers_silent`,

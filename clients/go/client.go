@@ -64,6 +64,11 @@ func (e *APIError) IsRetryable() bool {
 		e.Status == http.StatusTooManyRequests || e.Code == "idempotency_in_progress"
 }
 
+// IsNoRoom reports whether a queue is full, or a quota is used up.
+func (e *APIError) IsNoRoom() bool {
+	return e.Code == CodeQueueFull || e.Code == CodeQuotaExceeded
+}
+
 // refuses reports whether the request was invalid because of this field.
 func (e *APIError) refuses(field string) bool {
 	for _, detail := range e.Details {
@@ -124,11 +129,13 @@ type call struct {
 	timeout time.Duration
 	// How long it is retried.
 	retry time.Duration
+	// A full queue or a used-up quota is retried, too.
+	waitsForRoom bool
 }
 
 // Request is any call of the API, such as Request(ctx, "GET", "/v1/queues", nil, &queues). It
-// retries what may pass: the network, 408, 429 and 5xx. A POST is sent with an idempotency key, so
-// that what is sent again is done once.
+// retries what may pass: the network, 408, 429 and 5xx; a full queue or a used-up quota is returned at
+// once. A POST is sent with an idempotency key, so that what is sent again is done once.
 func (c *Client) Request(ctx context.Context, method, path string, body, answer any) error {
 	return c.send(ctx, call{method: method, path: path, body: body, retry: retryTime}, answer)
 }
@@ -159,11 +166,15 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 	if it.timeout == 0 {
 		it.timeout = timeout
 	}
+	it.waitsForRoom = it.waitsForRoom || strings.HasPrefix(it.path, "/v1/workers/")
 	deadline := time.Now().Add(it.retry)
 	for pause := firstPause; ; pause *= 2 {
 		after, err := c.try(ctx, it, content, answer)
 		var refused *APIError
 		if err == nil || errors.As(err, &refused) && !refused.IsRetryable() {
+			return err
+		}
+		if refused != nil && refused.IsNoRoom() && !it.waitsForRoom {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -266,22 +277,28 @@ func (j *JobRecord) HasEnded() bool {
 
 // Enqueue stores a job once, however often the request must be sent. The fields are the others of
 // POST /v1/jobs, such as queue, delay_seconds and max_attempts; `idempotency_key` replaces the key
-// that each call makes.
+// that each call makes. A full queue is returned at once, see [APIError.IsNoRoom]; a time.Duration
+// as `retry_for` waits for room, and bounds all retries.
 func (c *Client) Enqueue(ctx context.Context, jobType string, payload any, fields Fields) (*JobRecord, error) {
 	body := Fields{"job_type": jobType, "payload": payload}
 	headers := map[string]string{"Idempotency-Key": randomID()}
+	it := call{method: "POST", path: "/v1/jobs", body: body, headers: headers, retry: retryTime}
 	for name, value := range fields {
-		if name == "idempotency_key" {
+		switch name {
+		case "idempotency_key":
 			headers["Idempotency-Key"] = fmt.Sprint(value)
-			continue
+		case "retry_for":
+			if it.retry, it.waitsForRoom = value.(time.Duration); !it.waitsForRoom {
+				return nil, fmt.Errorf("retry_for must be a time.Duration, is %T", value)
+			}
+		default:
+			body[name] = value
 		}
-		body[name] = value
 	}
 	if trace, ok := ctx.Value(traceKey{}).(string); ok && trace != "" {
 		headers["traceparent"] = trace
 	}
 	job := &JobRecord{}
-	it := call{method: "POST", path: "/v1/jobs", body: body, headers: headers, retry: retryTime}
 	return job, c.send(ctx, it, job)
 }
 

@@ -16,6 +16,9 @@ const RETRY_MS = 60_000;
 /** A `Retry-After` beyond this is cut. */
 const MAX_RETRY_AFTER_MS = 60_000;
 
+/** There is no room: the caller decides what becomes of the job. */
+const NO_ROOM = ["queue_full", "quota_exceeded"];
+
 /** The trace of the job that runs here; jobs that it enqueues continue it. */
 export const currentTraceparent = new AsyncLocalStorage();
 
@@ -39,6 +42,11 @@ export class ApiError extends Error {
     return (
       status >= 500 || status === 408 || status === 429 || code === "idempotency_in_progress"
     );
+  }
+
+  /** Whether a queue is full, or a quota is used up. */
+  get isNoRoom() {
+    return NO_ROOM.includes(this.code);
   }
 
   /** Whether the request was invalid because of this field. */
@@ -78,11 +86,13 @@ export class Client {
   }
 
   /**
-   * Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. A POST is sent with
-   * an idempotency key, so that what is sent again is done once.
+   * Any call of the API. Retries what may pass: the network, 408, 429 and 5xx. A full queue or a
+   * used-up quota is thrown at once, unless `retryMs` says how long to try. A POST is sent with an
+   * idempotency key, so that what is sent again is done once.
    */
   async request(method, path, body, options = {}) {
     const { waitSeconds = 0, timeoutMs = TIMEOUT_MS, retryMs = RETRY_MS, signal } = options;
+    const waitsForRoom = options.retryMs !== undefined || path.startsWith("/v1/workers/");
     const text = body === undefined ? undefined : JSON.stringify(body);
     const isRepeatable = method === "POST" && !path.startsWith("/v1/workers/");
     const headers = {
@@ -114,6 +124,7 @@ export class Client {
         failure = error;
       }
       if (failure instanceof ApiError && !failure.isRetryable) throw failure;
+      if (failure.isNoRoom && !waitsForRoom) throw failure;
       if (pause === PAUSE_MS && retryMs > 0) {
         console.warn(`fencepost: ${this.url} did not answer: ${failure.message}; trying again`);
       }
@@ -144,18 +155,18 @@ export class Client {
 
   /** Stores a job once, however often the request must be sent, and returns it. */
   enqueue(jobType, payload = null, options = {}) {
-    const { idempotencyKey = randomUUID(), traceparent, ...fields } = options;
+    const { idempotencyKey = randomUUID(), traceparent, retryMs, ...fields } = options;
     const headers = { "idempotency-key": idempotencyKey };
     const trace = traceparent ?? currentTraceparent.getStore();
     if (trace) headers.traceparent = trace;
     const body = { job_type: jobType, payload, ...fields };
-    return this.request("POST", "/v1/jobs", body, { headers });
+    return this.request("POST", "/v1/jobs", body, { headers, retryMs });
   }
 
   /** Stores all of these jobs, or none. */
-  async enqueueMany(jobs, { idempotencyKey = randomUUID() } = {}) {
-    const headers = { "idempotency-key": idempotencyKey };
-    return (await this.request("POST", "/v1/jobs/batch", { jobs }, { headers })).jobs;
+  async enqueueMany(jobs, { idempotencyKey = randomUUID(), retryMs } = {}) {
+    const options = { headers: { "idempotency-key": idempotencyKey }, retryMs };
+    return (await this.request("POST", "/v1/jobs/batch", { jobs }, options)).jobs;
   }
 
   /** The job as it is now. */

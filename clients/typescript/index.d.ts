@@ -82,6 +82,8 @@ export class ApiError extends Error {
   readonly error: { [field: string]: Json };
   /** Whether the same request may succeed later. */
   readonly isRetryable: boolean;
+  /** Whether a queue is full, or a quota is used up. */
+  readonly isNoRoom: boolean;
   /** Whether the request was invalid because of this field. */
   refuses(field: string): boolean;
 }
@@ -124,6 +126,8 @@ export interface EnqueueOptions {
   idempotencyKey?: string;
   /** Default: that of the job whose handler enqueues it. */
   traceparent?: string;
+  /** Waits for room in a full queue, and bounds all retries. Default: a full queue is thrown. */
+  retryMs?: number;
 }
 
 export interface RequestOptions {
@@ -132,7 +136,10 @@ export interface RequestOptions {
   waitSeconds?: number;
   /** How long one try may take, beside the wait. Default: 15 seconds. */
   timeoutMs?: number;
-  /** How long the request is retried. Default: a minute. */
+  /**
+   * How long the request is retried. Default: a minute, but a full queue or a used-up quota is
+   * thrown at once.
+   */
   retryMs?: number;
   signal?: AbortSignal;
 }
@@ -150,7 +157,7 @@ export class Client {
   /** Stores all of these jobs, or none. */
   enqueueMany(
     jobs: ({ job_type: string; payload?: unknown } & EnqueueOptions)[],
-    options?: { idempotencyKey?: string },
+    options?: { idempotencyKey?: string; retryMs?: number },
   ): Promise<JobRecord[]>;
   /** The job as it is now. */
   job(id: string): Promise<JobRecord>;

@@ -425,6 +425,42 @@ fn each_library_waits_as_a_rate_limit_says() {
 }
 
 #[test]
+fn each_library_says_at_once_that_a_queue_is_full_and_waits_for_room_if_asked() {
+    // Far below the minute for which they retry what may pass.
+    const AT_ONCE: Duration = Duration::from_secs(20);
+    run(async |t| {
+        t.patch("/v1/queues/default", json!({"max_waiting": 1})).await.is(200);
+        for program in [python, typescript, go, rust] {
+            let enqueue = |retry_seconds: Option<&str>| {
+                let mut command = Command::from(program());
+                command.args(["enqueue", "1"]).kill_on_drop(true);
+                command.env("FENCEPOST_URL", &t.url).env("FENCEPOST_KEY", &t.api_key);
+                command.envs(retry_seconds.map(|it| ("RETRY_SECONDS", it)));
+                command
+            };
+            // What is counted of the last round comes a little later.
+            let full = repeatedly("room in the queue", async || {
+                let reply = t.post("/v1/jobs", json!({"job_type": "other"})).await;
+                (reply.status == 201).then(|| reply.json()["id"].as_str().map(str::to_owned))?
+            })
+            .await;
+            let output = tokio::time::timeout(AT_ONCE, enqueue(None).output()).await;
+            let output = output.expect("it ends at once").expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
+            let names_it = ["queue_full", "queuefull"].iter().any(|it| said.contains(it));
+            assert!(!output.status.success() && names_it, "{said}");
+            let mut patient = enqueue(Some("60"));
+            let (output, ()) = tokio::join!(patient.output(), async {
+                t.act(&format!("/v1/jobs/{full}/cancel")).await.is(200);
+            });
+            assert!(output.expect("it runs").status.success(), "{patient:?}");
+            let stored = t.wait_and_lease("w").await;
+            t.ack(&stored, "w", "succeeded").await.is(200);
+        }
+    });
+}
+
+#[test]
 fn each_library_works_at_a_server_that_refuses_beats_and_names_its_project() {
     run(async |t| {
         let (url, named) = without_beats(&t.url).await;

@@ -8,8 +8,10 @@ from fencepost import Client, Snooze, Worker
 
 if sys.argv[1:2] == ["enqueue"]:
     client = Client()
+    patience = os.environ.get("RETRY_SECONDS")
+    retry_seconds = None if patience is None else float(patience)
     for number in range(int(sys.argv[2])):
-        client.enqueue("greet", {"name": f"number {number}"})
+        client.enqueue("greet", {"name": f"number {number}"}, retry_seconds=retry_seconds)
     sys.exit()
 
 worker = Worker(

@@ -30,6 +30,8 @@ MAX_WAIT_SECONDS = 30
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
 #: How long a request is retried, in seconds.
 RETRY_SECONDS = 60.0
+#: There is no room: the caller decides what becomes of the job.
+NO_ROOM = (ErrorCode.QUEUE_FULL, ErrorCode.QUOTA_EXCEEDED)
 #: A `Retry-After` beyond this is cut, in seconds.
 MAX_RETRY_AFTER_SECONDS = 60.0
 #: The server names the project in it; a proxy can keep requests that repeat it on one node.
@@ -84,6 +86,12 @@ class ApiError(Exception):
             or self.status in (408, 429)
             or self.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
         )
+
+
+    @property
+    def is_no_room(self) -> bool:
+        """Whether a queue is full, or a quota is used up."""
+        return self.code in NO_ROOM
 
 
 class AnswerError(Exception):
@@ -165,12 +173,15 @@ class Connection:
         headers: Optional[Fields] = None,
         wait_seconds: float = 0.0,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: Optional[float] = None,
     ) -> Any:
         """Retries what may pass: the network, 408, 429 and 5xx. Raises `ApiError` for the rest.
 
-        A POST is sent with an idempotency key, so that what is sent again is done once.
+        A full queue or a used-up quota is raised at once, unless `retry_seconds` says how long to
+        try. A POST is sent with an idempotency key, so that what is sent again is done once.
         """
+        waits_for_room = retry_seconds is not None or path.startswith("/v1/workers/")
+        retry_seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         data = None if body is None else json.dumps(body).encode()
         headers = dict(headers or {})
         if method == "POST" and not path.startswith("/v1/workers/"):
@@ -188,7 +199,7 @@ class Connection:
                 if 200 <= status < 300:
                     return answer
                 refused = failure = ApiError(status, answer)
-                if not refused.is_retryable:
+                if not refused.is_retryable or (refused.is_no_room and not waits_for_room):
                     raise failure
             except http.client.InvalidURL:
                 raise
@@ -256,26 +267,40 @@ class Client:
         *,
         idempotency_key: Optional[str] = None,
         traceparent: Optional[str] = None,
+        retry_seconds: Optional[float] = None,
         **fields: Any,
     ) -> Fields:
         """Stores a job once, however often the request must be sent, and returns it.
 
-        `fields` are those of `POST /v1/jobs`: `queue`, `delay_seconds`, `max_attempts`, …
+        `fields` are those of `POST /v1/jobs`: `queue`, `delay_seconds`, `max_attempts`, … A full
+        queue is raised at once; `retry_seconds` waits for room, and bounds all retries.
         """
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         trace = traceparent or current_traceparent.get()
         if trace:
             headers["traceparent"] = trace
         body = {"job_type": job_type, "payload": payload, **fields}
-        job: Fields = self.request("POST", "/v1/jobs", body, headers=headers)
+        job: Fields = self.request(
+            "POST", "/v1/jobs", body, headers=headers, retry_seconds=retry_seconds
+        )
         return job
 
     def enqueue_many(
-        self, jobs: list[Fields], *, idempotency_key: Optional[str] = None
+        self,
+        jobs: list[Fields],
+        *,
+        idempotency_key: Optional[str] = None,
+        retry_seconds: Optional[float] = None,
     ) -> list[Fields]:
-        """Stores all of these jobs, or none."""
+        """Stores all of these jobs, or none. `retry_seconds` as for `enqueue`."""
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        answer = self.request("POST", "/v1/jobs/batch", {"jobs": jobs}, headers=headers)
+        answer = self.request(
+            "POST",
+            "/v1/jobs/batch",
+            {"jobs": jobs},
+            headers=headers,
+            retry_seconds=retry_seconds,
+        )
         stored: list[Fields] = answer["jobs"]
         return stored
 

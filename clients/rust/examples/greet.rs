@@ -52,8 +52,13 @@ async fn main() -> Result<(), Error> {
     if let [command, count] = &arguments[..]
         && command == "enqueue"
     {
+        let mut fields = json!({});
+        if let Ok(seconds) = std::env::var("RETRY_SECONDS") {
+            fields["retry_seconds"] = json!(seconds.parse::<u64>().unwrap_or_default());
+        }
         for number in 0..count.parse().unwrap_or(0) {
-            client.enqueue("greet", json!({"name": format!("number {number}")})).await?;
+            let payload = json!({"name": format!("number {number}")});
+            client.enqueue_with("greet", payload, fields.clone()).await?;
         }
         return Ok(());
     }

@@ -69,6 +69,13 @@ impl Error {
         }
     }
 
+    /// Whether a queue is full, or a quota is used up.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        matches!(self, Self::Api(it)
+            if [ErrorCode::QueueFull, ErrorCode::QuotaExceeded].contains(&it.code))
+    }
+
     /// True if the request was invalid because of this field.
     pub(crate) fn refuses(&self, field: &str) -> bool {
         matches!(self, Self::Api(it) if it.status == StatusCode::BAD_REQUEST
@@ -147,6 +154,8 @@ pub struct Request<'a> {
     pub timeout: Duration,
     /// How long it is retried.
     pub retry_time: Duration,
+    /// Whether a full queue or a used-up quota is retried, too; else it is an error at once.
+    pub waits_for_room: bool,
 }
 
 impl<'a> Request<'a> {
@@ -161,6 +170,7 @@ impl<'a> Request<'a> {
             wait: Duration::ZERO,
             timeout: TIMEOUT,
             retry_time: RETRY_TIME,
+            waits_for_room: path.starts_with("/v1/workers/"),
         }
     }
 
@@ -236,7 +246,8 @@ impl Client {
             let chance = Uuid::new_v4().as_u128() % 1_000;
             let chance = u32::try_from(chance).unwrap_or_default();
             let wait = (pause / 2 + pause / 2 * chance / 1_000).max(after.min(MAX_RETRY_AFTER));
-            if !error.is_retryable() || Instant::now() + wait > deadline {
+            let is_final = !error.is_retryable() || error.is_no_room() && !it.waits_for_room;
+            if is_final || Instant::now() + wait > deadline {
                 return Err(error);
             }
             if pause == FIRST_PAUSE {
@@ -290,13 +301,15 @@ impl Client {
     /// Stores a job once, however often the request must be sent, and returns it.
     ///
     /// # Errors
-    /// When the server refuses it, or does not answer for a minute.
+    /// When the server refuses it, or does not answer for a minute. At once if the queue is full,
+    /// see [`Error::is_no_room`].
     pub async fn enqueue(&self, job_type: &str, payload: impl Serialize) -> Result<Value, Error> {
         self.enqueue_with(job_type, payload, json!({})).await
     }
 
     /// The same with other fields of `POST /v1/jobs`: `{"queue": "mail", "max_attempts": 5}`.
-    /// `idempotency_key` replaces the key that each call makes.
+    /// `idempotency_key` replaces the key that each call makes. `retry_seconds` waits for room in a
+    /// full queue, and bounds all retries.
     ///
     /// # Errors
     /// As for [`Self::enqueue`].
@@ -308,8 +321,13 @@ impl Client {
     ) -> Result<Value, Error> {
         fields["job_type"] = json!(job_type);
         fields["payload"] = serde_json::to_value(payload)?;
-        let own_key = fields.as_object_mut().and_then(|it| it.remove("idempotency_key"));
+        let mut own = |name: &str| fields.as_object_mut().and_then(|it| it.remove(name));
+        let (own_key, patience) = (own("idempotency_key"), own("retry_seconds"));
         let mut request = Request::post("/v1/jobs", fields);
+        if let Some(seconds) = patience.as_ref().and_then(Value::as_u64) {
+            request.retry_time = Duration::from_secs(seconds);
+            request.waits_for_room = true;
+        }
         if let Some(key) = own_key.as_ref().and_then(Value::as_str) {
             request.headers = vec![(IDEMPOTENCY_KEY, key.to_owned())];
         }

@@ -7,8 +7,10 @@ import { Client, type Job, Snooze, Worker } from "fencepost";
 const [command, count] = process.argv.slice(2);
 if (command === "enqueue") {
   const client = new Client();
+  const seconds = process.env.RETRY_SECONDS;
+  const retryMs = seconds === undefined ? undefined : Number(seconds) * 1000;
   for (let number = 0; number < Number(count); number++) {
-    await client.enqueue("greet", { name: `number ${number}` });
+    await client.enqueue("greet", { name: `number ${number}` }, { retryMs });
   }
   process.exit();
 }

@@ -75,9 +75,13 @@ func main() {
 	}
 	if len(os.Args) == 3 && os.Args[1] == "enqueue" {
 		count, _ := strconv.Atoi(os.Args[2])
+		fields := fencepost.Fields{}
+		if seconds := number("RETRY_SECONDS", 0); seconds > 0 {
+			fields["retry_for"] = time.Duration(seconds) * time.Second
+		}
 		for i := 0; i < count; i++ {
 			payload := fencepost.Fields{"name": fmt.Sprintf("number %d", i)}
-			if _, err := client.Enqueue(context.Background(), "greet", payload, nil); err != nil {
+			if _, err := client.Enqueue(context.Background(), "greet", payload, fields); err != nil {
 				log.Fatal(err)
 			}
 		}

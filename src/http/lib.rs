@@ -12,6 +12,7 @@ pub mod error;
 mod idempotency;
 pub mod job;
 pub mod openapi;
+mod packages;
 mod page;
 mod redact;
 mod retry;
@@ -62,6 +63,7 @@ pub fn router(
         .route("/.well-known/security.txt", routing::get(security_txt::get))
         .route("/", routing::get(openapi::front_door))
         .merge(documents())
+        .merge(packages::routes())
         .merge(adapters)
         .fallback(openapi::no_such_route)
         .method_not_allowed_fallback(openapi::wrong_method)

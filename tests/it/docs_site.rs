@@ -121,7 +121,8 @@ fn no_link_of_a_served_page_leads_nowhere() {
     run(async |t| {
         let mut seen = std::collections::BTreeSet::new();
         let pages = docs::names().map(|it| format!("/docs/{it}"));
-        let others = ["/docs/", "/docs/api/", "/examples/README.md", "/clients/go/README.md"];
+        let others =
+            ["/docs/", "/docs/api/", "/examples/README.md", "/clients/", "/clients/go/README.md"];
         for path in pages.chain(others.map(str::to_owned)) {
             let page = in_a_browser(t, &path).await;
             let at = format!("{}{path}", t.url).parse().expect("a URL");

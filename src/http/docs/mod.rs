@@ -24,6 +24,8 @@ use axum::{
 use rust_embed::RustEmbed;
 use serde::Serialize;
 
+use crate::packages;
+
 use self::{
     contents::{GROUPS, REST, START, in_order},
     render::{Rendered, escape},
@@ -147,6 +149,11 @@ impl Site {
     fn files(&self, mut router: Router) -> Router {
         let examples = Examples::iter().map(|it| (format!("/examples/{it}"), Examples::get(&it)));
         let libraries = Libraries::iter().map(|it| (format!("/clients/{it}"), Libraries::get(&it)));
+        let packages = DocsPage::of("/clients/".to_owned(), packages::page().as_bytes());
+        router = router
+            .route("/clients", routing::get(async || Redirect::permanent("/clients/")))
+            .route(&packages.path, self.serve(&packages))
+            .route(&packages.markdown_path(), self.serve(&packages));
         for (path, file) in examples.chain(libraries) {
             let Some(file) = file else { continue };
             if path.ends_with(".md") {
@@ -277,6 +284,7 @@ impl DocsPage {
         match &*self.path {
             "/docs/" => format!("/docs/{START}.md"),
             path if path.ends_with(".md") => path.to_owned(),
+            path if path.ends_with('/') => format!("{path}README.md"),
             path => format!("{path}.md"),
         }
     }

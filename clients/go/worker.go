@@ -92,6 +92,8 @@ type Job struct {
 	ParentResults []json.RawMessage `json:"parent_results"`
 	Traceparent   string            `json:"traceparent"`
 	LeaseSeconds  int               `json:"lease_seconds"`
+	// TimeoutSeconds is how long an attempt may take.
+	TimeoutSeconds int `json:"timeout_seconds"`
 	// Checkpoint is how far earlier attempts have come, as Save stored it. Empty: nowhere.
 	Checkpoint         json.RawMessage `json:"checkpoint"`
 	CheckpointSequence int64           `json:"checkpoint_sequence"`
@@ -101,6 +103,7 @@ type Job struct {
 	mutex    sync.Mutex
 	why      error
 	isLost   bool
+	begun    time.Time
 	renewed  time.Time
 	progress *float64
 	// One checkpoint is stored after the other.
@@ -144,6 +147,14 @@ func (j *Job) lost() bool {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
 	return j.isLost
+}
+
+// fate says why the job was lost, as far as the worker knows.
+func (j *Job) fate() string {
+	if limit := time.Duration(j.TimeoutSeconds) * time.Second; time.Since(j.begun) >= limit {
+		return fmt.Sprintf("has outlived its timeout of %v", limit)
+	}
+	return "has lost its lease"
 }
 
 // renew notes when the lease was renewed.
@@ -412,6 +423,9 @@ func (w *Worker) beat(done chan struct{}) {
 		for _, it := range answer.Jobs {
 			if job := jobs[it.JobID]; job != nil {
 				job.renew(begun)
+				if it.Status == "lost" {
+					log.Printf("fencepost: job %s %s: its outcome will not count", job.ID, job.fate())
+				}
 				if it.Status != "ok" {
 					job.end(ErrCancelled, it.Status == "lost")
 				}
@@ -493,7 +507,8 @@ func (w *Worker) serve() error {
 func (w *Worker) work(job *Job) []*Job {
 	ctx, stop := context.WithCancel(context.WithValue(context.Background(), traceKey{}, job.Traceparent))
 	defer stop()
-	job.worker, job.stop, job.renewed = w, stop, time.Now()
+	job.worker, job.stop, job.begun = w, stop, time.Now()
+	job.renewed = job.begun
 	w.mutex.Lock()
 	earlier := w.active[job.ID]
 	w.active[job.ID] = job

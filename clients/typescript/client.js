@@ -70,9 +70,15 @@ function isOfNetwork(error) {
   );
 }
 
+/** What another client of the same server and project needs. */
+export let credentialsOf;
+
 export class Client {
   // Private, so that no log shows it.
   #key;
+  static {
+    credentialsOf = (client) => ({ url: client.url, key: client.#key });
+  }
   // As the server named it: a proxy can keep the requests of a project on one node.
   #project;
 

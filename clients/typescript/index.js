@@ -11,5 +11,5 @@ export {
   Released,
   RetryAfter,
   Snooze,
-  Worker,
-} from "./worker.js";
+} from "./job.js";
+export { Worker } from "./worker.js";

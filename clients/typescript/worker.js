@@ -5,8 +5,18 @@ import { hostname } from "node:os";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { save, withSteps } from "./checkpoint.js";
 import { ApiError, Client, currentTraceparent } from "./client.js";
+import {
+  Cancelled,
+  cut,
+  Job,
+  NotRetryable,
+  RateLimited,
+  Released,
+  RetryAfter,
+  Snooze,
+} from "./job.js";
+import { Pacemaker } from "./pacemaker.js";
 
 /** How long a poll waits. Shorter than the 30 s after which a silent worker counts as lost. */
 const POLL_WAIT_SECONDS = 20;
@@ -35,155 +45,6 @@ const MAX_RETRY_PAUSE_SECONDS = 30 * 86_400;
 const MAX_RATE_LIMITED_SECONDS = 86_400;
 /** Characters of an error's stack. */
 const MAX_STACK_CHARACTERS = 8_000;
-/** Text of one log chunk; the server's limit is 64 KiB. */
-const MAX_LOG_CHARACTERS = 15_000;
-
-/** The job was cancelled, or its lease is lost: stop working on it. */
-export class Cancelled extends Error {}
-/** The worker stops: the job goes back to its queue without a failure. */
-export class Released extends Error {}
-/** Throw it to put the job off: it is ready again after that time. No failure is counted. */
-export class Snooze extends Error {
-  constructor(seconds) {
-    super(`put off for ${seconds} s`);
-    this.seconds = seconds;
-  }
-}
-/** Throw it when the job cannot succeed: it becomes a dead letter at once. */
-export class NotRetryable extends Error {}
-/** Throw it to choose when the job is retried. */
-export class RetryAfter extends Error {
-  constructor(seconds, message = `again in ${seconds} s`) {
-    super(message);
-    this.seconds = seconds;
-  }
-}
-
-/**
- * Throw it when what you call asks for fewer requests: the job's group waits, or its queue if the
- * job has no group or `scope` is "queue". No failure is counted.
- */
-export class RateLimited extends Error {
-  constructor(retryAfter = 5, scope = undefined) {
-    super(`asked to wait ${retryAfter} s`);
-    this.retryAfter = retryAfter;
-    this.scope = scope;
-  }
-}
-
-/** A leased job. `data` is the job as the server sent it. */
-export class Job {
-  #worker;
-  #sequence = 0;
-  #saved;
-  #saving = Promise.resolve();
-  #stopped = new AbortController();
-
-  constructor(data, worker) {
-    this.data = data;
-    this.id = data.id;
-    this.jobType = data.job_type;
-    this.payload = data.payload;
-    this.attempt = data.attempt;
-    this.tags = data.tags;
-    this.parentResults = data.parent_results;
-    this.traceparent = data.traceparent;
-    /** How far earlier attempts have come, as `save` stored it. Undefined: nowhere. */
-    this.checkpoint = data.checkpoint;
-    this.#saved = data.checkpoint_sequence ?? 0;
-    /** From 0 to 1; set it while you work. */
-    this.progress = undefined;
-    this.isLost = false;
-    /** When the lease was last renewed. */
-    this.renewed = performance.now();
-    this.#worker = worker;
-  }
-
-  /** Whether the lease was not renewed for its whole length: another worker may have the job. */
-  get isOverdue() {
-    return performance.now() - this.renewed > this.data.lease_seconds * 1000;
-  }
-
-  /** Aborted when the job must stop; its reason is `Cancelled` or `Released`. */
-  get signal() {
-    return this.#stopped.signal;
-  }
-
-  stop(reason) {
-    this.#stopped.abort(reason);
-  }
-
-  lose() {
-    this.isLost = true;
-    this.stop(new Cancelled("its lease is lost"));
-  }
-
-  /** Throws when the job must stop. */
-  check() {
-    this.signal.throwIfAborted();
-  }
-
-  /** What proves that this is the current attempt. */
-  fence() {
-    return { job_id: this.id, attempt: this.attempt, lease_id: this.data.lease_id };
-  }
-
-  /** Stores how far the job has come: JSON of at most 64 KiB, for the next attempt. */
-  save(checkpoint) {
-    return this.#saveNext(() => checkpoint);
-  }
-
-  /** Runs `work` if no attempt has done so, and returns its result: the checkpoint has it. */
-  async step(name, work) {
-    const { steps } = withSteps(this.checkpoint);
-    if (Object.hasOwn(steps, name)) return steps[name];
-    this.check();
-    const result = (await work()) ?? null;
-    // Other steps may have ended meanwhile.
-    await this.#saveNext(() => {
-      const after = withSteps(this.checkpoint);
-      return { ...after, steps: { ...after.steps, [name]: result } };
-    });
-    return result;
-  }
-
-  /** One after the other, so that none takes the place of a later one. */
-  #saveNext(make) {
-    const saved = this.#saving.then(async () => {
-      const checkpoint = make();
-      const fence = { worker_id: this.#worker.id, ...this.fence() };
-      const answer = await save(this.#worker.client, fence, checkpoint, ++this.#saved);
-      if (answer === undefined) {
-        this.lose();
-        this.check();
-      }
-      this.checkpoint = checkpoint;
-      if (answer.status === "cancel") this.stop(new Cancelled("it was cancelled"));
-    });
-    this.#saving = saved.catch(() => {});
-    return saved;
-  }
-
-  /** Adds a line to the job's logs. */
-  async log(text) {
-    const data = `${cut(text, MAX_LOG_CHARACTERS)}\n`;
-    const sequence = this.#sequence++;
-    const chunk = {
-      job_id: this.id,
-      attempt: this.attempt,
-      sequence,
-      data,
-      timestamp_ms: Date.now(),
-    };
-    const body = { worker_id: this.#worker.id, chunks: [chunk] };
-    await this.#worker.client.request("POST", "/v1/workers/logs", body);
-  }
-}
-
-/** The beginning of a text, without half a character at its end. */
-function cut(text, characters) {
-  return text.slice(0, characters).toWellFormed();
-}
 
 /** An id in the order of time, so that the server's index stays small. */
 function pollId() {
@@ -200,6 +61,7 @@ export class Worker {
   #isQuiet = false;
   #parked = new AbortController();
   #failure;
+  #pacemaker;
   #changed = later();
 
   constructor(options = {}) {
@@ -243,6 +105,9 @@ export class Worker {
     await this.#register();
     const forget = this.#listen();
     const done = new AbortController();
+    this.#pacemaker = new Pacemaker(this.client, this.id, this.beatMs, ({ answer, begun }) =>
+      this.#take(answer, performance.now() - (Date.now() - begun)),
+    );
     const slots = Promise.all(Array.from({ length: this.concurrency }, () => this.#serve()));
     this.#beat(done.signal);
     onReady();
@@ -255,6 +120,7 @@ export class Worker {
       await Promise.race([slots, last.catch(() => {})]);
     } finally {
       done.abort();
+      await this.#pacemaker.end();
       forget();
       await this.#deregister();
     }
@@ -336,29 +202,40 @@ export class Worker {
     }
   }
 
+  /** What heartbeats say. The pacemaker knows it, too, in case that the event loop is blocked. */
+  #shown() {
+    const jobs = [...this.#active].filter((it) => !it.isLost);
+    const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
+    const state = this.#isSuspended ? "quiet" : "running";
+    this.#pacemaker?.note(state, active_jobs);
+    return { jobs, state, active_jobs };
+  }
+
+  /** Does what the answer to a heartbeat says, which was sent then. */
+  #take(answer, begun) {
+    for (const { job_id, status } of answer.jobs ?? []) {
+      const job = [...this.#active].find((it) => it.id === job_id && !it.isLost);
+      if (job) job.renewed = Math.max(job.renewed, begun);
+      if (status === "lost") job?.lose();
+      else if (status === "cancel") job?.stop(new Cancelled("it was cancelled"));
+    }
+    this.#obey(answer.state);
+  }
+
   async #beat(signal) {
     while (!signal.aborted) {
       // It keeps the process alive, also while the worker is quiet.
       await sleep(this.beatMs, undefined, { signal }).catch(() => {});
-      const jobs = [...this.#active].filter((it) => !it.isLost);
+      const { jobs, state, active_jobs } = this.#shown();
       // While it polls, the polls show that it lives.
       if (signal.aborted || (jobs.length === 0 && this.#mayPoll)) continue;
-      const active_jobs = jobs.map((it) => ({ ...it.fence(), progress: it.progress }));
-      const state = this.#isSuspended ? "quiet" : "running";
       const body = { worker_id: this.id, state, active_jobs };
       const begun = performance.now();
       try {
         // One that hangs must not take the time of the next ones.
         const limits = { timeoutMs: this.beatMs, retryMs: 0 };
         const path = "/v1/workers/heartbeat";
-        const answer = await this.client.request("POST", path, body, limits);
-        for (const { job_id, status } of answer.jobs ?? []) {
-          const job = jobs.find((it) => it.id === job_id);
-          if (job) job.renewed = begun;
-          if (status === "lost") job?.lose();
-          else if (status === "cancel") job?.stop(new Cancelled("it was cancelled"));
-        }
-        this.#obey(answer.state);
+        this.#take(await this.client.request("POST", path, body, limits), begun);
       } catch (error) {
         console.warn(`fencepost: a heartbeat failed: ${error.message}`);
       }
@@ -411,6 +288,7 @@ export class Worker {
     // This lease proves that an earlier one of the same job has ended.
     for (const it of this.#active) if (it.id === job.id) it.lose();
     this.#active.add(job);
+    this.#shown();
     const begun = Date.now();
     try {
       const handler = this.#handlers.get(job.jobType);
@@ -429,6 +307,7 @@ export class Worker {
       return [];
     } finally {
       this.#active.delete(job);
+      this.#shown();
     }
   }
 

@@ -117,6 +117,7 @@ class Job:
         self.is_overdue = False
         #: When the lease was last renewed, and how long it lasts.
         self.renewed, self.lease_seconds = time.monotonic(), float(data["lease_seconds"])
+        self._begun = self.renewed
         self._worker, self._sequence = worker, 0
         self._saved: int = data.get("checkpoint_sequence", 0)
         self._saving = threading.Lock()
@@ -124,6 +125,14 @@ class Job:
     def fence(self) -> Fields:
         """What proves that this is the current attempt. Show `attempt` to other systems too."""
         return {"job_id": self.id, "attempt": self.attempt, "lease_id": self.data["lease_id"]}
+
+    def lose(self) -> None:
+        """Another worker may have it."""
+        self.is_lost = True
+        seconds = time.monotonic() - self._begun
+        limit: int = self.data["timeout_seconds"]
+        why = "has lost its lease" if seconds < limit else f"has outlived its timeout of {limit} s"
+        log.warning("job %s %s: its outcome will not count", self.id, why)
 
     def check(self) -> None:
         """Raises `Cancelled` or `Released` when the job must stop. Call it often."""
@@ -355,7 +364,8 @@ class Worker:
                     if job:
                         job.renewed = begun
                         job.is_cancelled |= it["status"] == "cancel"
-                        job.is_lost |= it["status"] == "lost"
+                        if it["status"] == "lost":
+                            job.lose()
                 self._obey(answer.get("state"))
             except Exception as error:  # whatever it is, the next one must be sent
                 log.warning("a heartbeat failed: %s", error)

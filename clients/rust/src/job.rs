@@ -40,6 +40,8 @@ pub struct Job {
     pub traceparent: Option<String>,
     /// Length of the lease, in seconds.
     pub lease_seconds: u32,
+    /// How long an attempt may take, in seconds.
+    pub timeout_seconds: u32,
     /// As the server sent it.
     #[serde(default)]
     pub(crate) checkpoint: Option<Value>,
@@ -62,6 +64,7 @@ pub(crate) struct Shared {
     pub saving: tokio::sync::Mutex<()>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
+    begun: Instant,
     /// When the lease was last renewed.
     renewed: Mutex<Instant>,
 }
@@ -77,6 +80,7 @@ impl Default for Shared {
             saving: tokio::sync::Mutex::default(),
             progress: Mutex::new(None),
             sequence: AtomicU64::new(0),
+            begun: Instant::now(),
             renewed: Mutex::new(Instant::now()),
         }
     }
@@ -143,6 +147,10 @@ impl Job {
 
     /// Its lease is lost.
     pub(crate) fn lose(&self) {
+        let has_outlived =
+            self.shared.begun.elapsed() >= Duration::from_secs(self.timeout_seconds.into());
+        let why = if has_outlived { "has outlived its timeout" } else { "has lost its lease" };
+        tracing::warn!(job = self.id, "the job {why}: its outcome will not count");
         self.shared.is_lost.store(true, Ordering::Relaxed);
         self.shared.stopped.cancel();
     }

@@ -19,6 +19,7 @@ interface Greeting {
   name?: string;
   fail?: boolean;
   sleep_seconds?: number;
+  spin_seconds?: number;
   later?: number;
   steps?: number;
   hangs_at?: number;
@@ -45,9 +46,12 @@ const worker = new Worker({
 
 worker.job<Greeting | null>("greet", async (job) => {
   const { attempt, payload, signal } = job;
-  const { name = "world", fail = false, sleep_seconds = 0, later, steps, hangs_at } = payload ?? {};
+  const { name = "world", fail = false, sleep_seconds = 0, spin_seconds = 0 } = payload ?? {};
+  const { later, steps, hangs_at } = payload ?? {};
   if (steps !== undefined) return inSteps(job, steps, hangs_at);
   await sleep(sleep_seconds * 1000, undefined, { signal });
+  // The event loop does nothing else meanwhile.
+  for (const until = Date.now() + spin_seconds * 1000; Date.now() < until; );
   if (later !== undefined && attempt === 1) throw new Snooze(later);
   if (fail) throw new Error("asked to fail");
   return { greeting: `Hello, ${name}!` };

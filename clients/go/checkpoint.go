@@ -26,10 +26,13 @@ func (j *Job) save(ctx context.Context, checkpoint any) error {
 	if err != nil {
 		return err
 	}
+	j.mutex.Lock()
 	j.CheckpointSequence++
+	sequence := j.CheckpointSequence
+	j.mutex.Unlock()
 	body := j.fence()
 	body["worker_id"], body["checkpoint"] = j.worker.ID, json.RawMessage(data)
-	body["checkpoint_sequence"] = j.CheckpointSequence
+	body["checkpoint_sequence"] = sequence
 	var answer struct{ Status, Checkpoint string }
 	err = j.worker.client.Request(ctx, "POST", "/v1/workers/heartbeat", body, &answer)
 	var refused *APIError

@@ -80,6 +80,18 @@ func (e *APIError) refuses(field string) bool {
 }
 
 type traceKey struct{}
+type jobKey struct{}
+
+// newKey is the idempotency key of a request that enqueues this: in a handler one of its job, so that
+// another attempt that enqueues the same makes no second job.
+func newKey(ctx context.Context, body any) string {
+	if job, ok := ctx.Value(jobKey{}).(*Job); ok {
+		if content, err := json.Marshal(body); err == nil {
+			return job.childKey(content)
+		}
+	}
+	return randomID()
+}
 
 const projectHeader = "Fencepost-Project"
 
@@ -278,10 +290,11 @@ func (j *JobRecord) HasEnded() bool {
 // Enqueue stores a job once, however often the request must be sent. The fields are the others of
 // POST /v1/jobs, such as queue, delay_seconds and max_attempts; `idempotency_key` replaces the key
 // that each call makes. A full queue is returned at once, see [APIError.IsNoRoom]; a time.Duration
-// as `retry_for` waits for room, and bounds all retries.
+// as `retry_for` waits for room, and bounds all retries. With the context of a handler, another attempt
+// that enqueues the same stores no second job.
 func (c *Client) Enqueue(ctx context.Context, jobType string, payload any, fields Fields) (*JobRecord, error) {
 	body := Fields{"job_type": jobType, "payload": payload}
-	headers := map[string]string{"Idempotency-Key": randomID()}
+	headers := map[string]string{}
 	it := call{method: "POST", path: "/v1/jobs", body: body, headers: headers, retry: retryTime}
 	for name, value := range fields {
 		switch name {
@@ -294,6 +307,9 @@ func (c *Client) Enqueue(ctx context.Context, jobType string, payload any, field
 		default:
 			body[name] = value
 		}
+	}
+	if headers["Idempotency-Key"] == "" {
+		headers["Idempotency-Key"] = newKey(ctx, body)
 	}
 	if trace, ok := ctx.Value(traceKey{}).(string); ok && trace != "" {
 		headers["traceparent"] = trace

@@ -2,6 +2,7 @@ package fencepost
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -106,6 +107,8 @@ type Job struct {
 	begun    time.Time
 	renewed  time.Time
 	progress *float64
+	// How often this attempt has enqueued the same since a checkpoint.
+	children map[string]int
 	// One checkpoint is stored after the other.
 	saving   sync.Mutex
 	sequence int
@@ -131,6 +134,20 @@ func (j *Job) Log(ctx context.Context, text string) error {
 		"timestamp_ms": time.Now().UnixMilli()}
 	body := Fields{"worker_id": j.worker.ID, "chunks": []Fields{chunk}}
 	return j.worker.client.Request(ctx, "POST", "/v1/workers/logs", body, nil)
+}
+
+// childKey is the idempotency key of what the handler enqueues next: the same in each attempt that begins
+// at the same checkpoint.
+func (j *Job) childKey(content []byte) string {
+	digest := sha256.Sum256(content)
+	j.mutex.Lock()
+	defer j.mutex.Unlock()
+	place := fmt.Sprintf("%s:%d:%x", j.ID, j.CheckpointSequence, digest[:16])
+	if j.children == nil {
+		j.children = map[string]int{}
+	}
+	j.children[place]++
+	return fmt.Sprintf("%s:%d", place, j.children[place])
 }
 
 func (j *Job) fence() Fields {
@@ -505,7 +522,8 @@ func (w *Worker) serve() error {
 }
 
 func (w *Worker) work(job *Job) []*Job {
-	ctx, stop := context.WithCancel(context.WithValue(context.Background(), traceKey{}, job.Traceparent))
+	ctx := context.WithValue(context.Background(), traceKey{}, job.Traceparent)
+	ctx, stop := context.WithCancel(context.WithValue(ctx, jobKey{}, job))
 	defer stop()
 	job.worker, job.stop, job.begun = w, stop, time.Now()
 	job.renewed = job.begun

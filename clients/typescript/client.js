@@ -21,6 +21,16 @@ const NO_ROOM = ["queue_full", "quota_exceeded"];
 
 /** The trace of the job that runs here; jobs that it enqueues continue it. */
 export const currentTraceparent = new AsyncLocalStorage();
+/**
+ * The job that runs here. It makes the idempotency keys of what it enqueues: another attempt that
+ * enqueues the same makes no second job.
+ */
+export const currentJob = new AsyncLocalStorage();
+
+/** The idempotency key of a request that enqueues this. */
+function newKey(body) {
+  return currentJob.getStore()?.childKey(body) ?? randomUUID();
+}
 
 /** The server refused a request. */
 export class ApiError extends Error {
@@ -159,20 +169,24 @@ export class Client {
     return { reply, answer };
   }
 
-  /** Stores a job once, however often the request must be sent, and returns it. */
+  /**
+   * Stores a job once, however often the request must be sent, and returns it. In a handler, another
+   * attempt that enqueues the same stores no second job.
+   */
   enqueue(jobType, payload = null, options = {}) {
-    const { idempotencyKey = randomUUID(), traceparent, retryMs, ...fields } = options;
-    const headers = { "idempotency-key": idempotencyKey };
+    const { idempotencyKey, traceparent, retryMs, ...fields } = options;
+    const body = { job_type: jobType, payload, ...fields };
+    const headers = { "idempotency-key": idempotencyKey ?? newKey(body) };
     const trace = traceparent ?? currentTraceparent.getStore();
     if (trace) headers.traceparent = trace;
-    const body = { job_type: jobType, payload, ...fields };
     return this.request("POST", "/v1/jobs", body, { headers, retryMs });
   }
 
   /** Stores all of these jobs, or none. */
-  async enqueueMany(jobs, { idempotencyKey = randomUUID(), retryMs } = {}) {
-    const options = { headers: { "idempotency-key": idempotencyKey }, retryMs };
-    return (await this.request("POST", "/v1/jobs/batch", { jobs }, options)).jobs;
+  async enqueueMany(jobs, { idempotencyKey, retryMs } = {}) {
+    const body = { jobs };
+    const headers = { "idempotency-key": idempotencyKey ?? newKey(body) };
+    return (await this.request("POST", "/v1/jobs/batch", body, { headers, retryMs })).jobs;
   }
 
   /** The job as it is now. */

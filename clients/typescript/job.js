@@ -1,5 +1,7 @@
 // A leased job, and what its handler may throw.
 
+import { createHash } from "node:crypto";
+
 import { save, withSteps } from "./checkpoint.js";
 
 /** Text of one log chunk; the server's limit is 64 KiB. */
@@ -45,6 +47,8 @@ export class Job {
   #sequence = 0;
   #saved;
   #saving = Promise.resolve();
+  /** How often this attempt has enqueued the same since a checkpoint. */
+  #children = new Map();
   #stopped = new AbortController();
 
   constructor(data, worker) {
@@ -99,6 +103,18 @@ export class Job {
   /** What proves that this is the current attempt. */
   fence() {
     return { job_id: this.id, attempt: this.attempt, lease_id: this.data.lease_id };
+  }
+
+  /**
+   * The idempotency key of what its handler enqueues next: the same in each attempt that begins at
+   * the same checkpoint.
+   */
+  childKey(body) {
+    const digest = createHash("sha256").update(JSON.stringify(body)).digest("hex").slice(0, 32);
+    const place = `${this.id}:${this.#saved}:${digest}`;
+    const number = (this.#children.get(place) ?? 0) + 1;
+    this.#children.set(place, number);
+    return `${place}:${number}`;
   }
 
   /** Stores how far the job has come: JSON of at most 64 KiB, for the next attempt. */

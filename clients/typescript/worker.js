@@ -5,7 +5,7 @@ import { hostname } from "node:os";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { ApiError, Client, currentTraceparent } from "./client.js";
+import { ApiError, Client, currentJob, currentTraceparent } from "./client.js";
 import {
   Cancelled,
   cut,
@@ -293,7 +293,7 @@ export class Worker {
     try {
       const handler = this.#handlers.get(job.jobType);
       const end = await currentTraceparent
-        .run(job.traceparent, async () => handler(job))
+        .run(job.traceparent, async () => currentJob.run(job, handler, job))
         .then((result) => ({
           status: "succeeded",
           result: JSON.parse(JSON.stringify(result ?? null)),

@@ -237,6 +237,26 @@ fn a_job_in_steps_continues_in_each_language_where_its_worker_was_killed() {
 }
 
 #[test]
+fn another_attempt_of_a_fan_out_makes_no_second_child() {
+    run(async |t| {
+        for (number, program) in [python, typescript, go, rust].into_iter().enumerate() {
+            let parent = json!({
+                "job_type": "greet", "payload": {"children": 2, "fails_first": true},
+                "retry": {"initial_seconds": 0, "jitter_seconds": 0},
+            });
+            let parent = t.enqueue(parent).await;
+            let mut worker = start(t, &mut Command::from(program())).await;
+            let done = t.job_becomes(&parent, "succeeded").await;
+            assert_eq!(done["attempt"], 2);
+            let children = t.get("/v1/jobs?q=type:child").await.is(200);
+            let children = children["jobs"].as_array().map(Vec::len);
+            assert_eq!(children, Some(2 * (number + 1)), "two of each parent");
+            worker.kill().await.expect("it is killed");
+        }
+    });
+}
+
+#[test]
 fn a_handler_that_outlives_its_timeout_is_warned_of() {
     run(async |t| {
         // What the library for Rust logs is for the program's own subscriber.

@@ -6,8 +6,8 @@ import time
 
 from fencepost import Client, Snooze, Worker
 
+client = Client()
 if sys.argv[1:2] == ["enqueue"]:
-    client = Client()
     patience = os.environ.get("RETRY_SECONDS")
     retry_seconds = None if patience is None else float(patience)
     for number in range(int(sys.argv[2])):
@@ -42,9 +42,11 @@ def greet(job):
     for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
         job.check()
         time.sleep(0.05)
+    for _ in range(payload.get("children", 0)):
+        client.enqueue("child", {"of": "greet"})
     if "later" in payload and job.attempt == 1:
         raise Snooze(payload["later"])
-    if payload.get("fail"):
+    if payload.get("fail") or (payload.get("fails_first") and job.attempt == 1):
         raise ValueError("asked to fail")
     return {"greeting": f"Hello, {payload.get('name', 'world')}!"}
 

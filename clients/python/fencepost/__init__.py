@@ -14,8 +14,7 @@
 """
 
 from .client import ApiError, Client, ErrorCode
-from .webhooks import InvalidWebhook, verify_webhook
-from .worker import (
+from .job import (
     Cancelled,
     Job,
     NotRetryable,
@@ -24,8 +23,9 @@ from .worker import (
     Released,
     RetryAfter,
     Snooze,
-    Worker,
 )
+from .webhooks import InvalidWebhook, verify_webhook
+from .worker import Worker
 
 __all__ = [
     "ApiError",

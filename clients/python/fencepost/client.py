@@ -13,9 +13,13 @@ import threading
 import time
 import urllib.parse
 import uuid
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from .codes import ErrorCode
+from .fields import EnqueueFields, NewJob
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["ApiError", "Client", "ErrorCode"]
 
@@ -42,6 +46,11 @@ MAX_IDLE_SECONDS = 30.0
 #: The trace of the job that runs in this context; jobs that it enqueues continue it.
 current_traceparent: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar(
     "current_traceparent", default=None
+)
+#: Makes the idempotency key of what the job of this context enqueues: another attempt that enqueues
+#: the same makes no second job.
+current_child_key: contextvars.ContextVar[Optional[Callable[[Any], str]]] = contextvars.ContextVar(
+    "current_child_key", default=None
 )
 
 
@@ -86,7 +95,6 @@ class ApiError(Exception):
             or self.status in (408, 429)
             or self.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
         )
-
 
     @property
     def is_no_room(self) -> bool:
@@ -237,6 +245,12 @@ def read(status: int, content: bytes) -> Any:
         return {}
 
 
+def new_key(body: Fields) -> str:
+    """The idempotency key of a request that enqueues this."""
+    of_job = current_child_key.get()
+    return of_job(body) if of_job else str(uuid.uuid4())
+
+
 class Client:
     """Enqueues jobs and reads them. Threads may share it: each has a connection of its own."""
 
@@ -268,18 +282,19 @@ class Client:
         idempotency_key: Optional[str] = None,
         traceparent: Optional[str] = None,
         retry_seconds: Optional[float] = None,
-        **fields: Any,
+        **fields: Unpack[EnqueueFields],
     ) -> Fields:
         """Stores a job once, however often the request must be sent, and returns it.
 
         `fields` are those of `POST /v1/jobs`: `queue`, `delay_seconds`, `max_attempts`, … A full
-        queue is raised at once; `retry_seconds` waits for room, and bounds all retries.
+        queue is raised at once; `retry_seconds` waits for room, and bounds all retries. In a
+        handler, another attempt that enqueues the same stores no second job.
         """
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        body = {"job_type": job_type, "payload": payload, **fields}
+        headers = {"Idempotency-Key": idempotency_key or new_key(body)}
         trace = traceparent or current_traceparent.get()
         if trace:
             headers["traceparent"] = trace
-        body = {"job_type": job_type, "payload": payload, **fields}
         job: Fields = self.request(
             "POST", "/v1/jobs", body, headers=headers, retry_seconds=retry_seconds
         )
@@ -287,17 +302,18 @@ class Client:
 
     def enqueue_many(
         self,
-        jobs: list[Fields],
+        jobs: list[NewJob],
         *,
         idempotency_key: Optional[str] = None,
         retry_seconds: Optional[float] = None,
     ) -> list[Fields]:
         """Stores all of these jobs, or none. `retry_seconds` as for `enqueue`."""
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        body = {"jobs": jobs}
+        headers = {"Idempotency-Key": idempotency_key or new_key(body)}
         answer = self.request(
             "POST",
             "/v1/jobs/batch",
-            {"jobs": jobs},
+            body,
             headers=headers,
             retry_seconds=retry_seconds,
         )

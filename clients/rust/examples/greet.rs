@@ -37,7 +37,10 @@ async fn greet(job: Job) -> Result<Value, Failure> {
     if let (Some(later), 1) = (job.payload["later"].as_u64(), job.attempt) {
         return Err(Failure::snooze(Duration::from_secs(later)));
     }
-    if job.payload["fail"] == true {
+    for _ in 0..job.payload["children"].as_u64().unwrap_or(0) {
+        Client::from_env()?.enqueue("child", json!({"of": "greet"})).await?;
+    }
+    if job.payload["fail"] == true || job.payload["fails_first"] == true && job.attempt == 1 {
         return Err(Failure::new("Refused", "asked to fail"));
     }
     let name = job.payload["name"].as_str().unwrap_or("world");

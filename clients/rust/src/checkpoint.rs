@@ -35,6 +35,11 @@ impl Job {
         self.saved().checkpoint
     }
 
+    /// The number of the last checkpoint that was sent.
+    pub(crate) fn sequence(&self) -> i64 {
+        self.saved().sequence
+    }
+
     fn saved(&self) -> Saved {
         let there = self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner).clone();
         there.unwrap_or_else(|| Saved {

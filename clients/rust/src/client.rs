@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::codes::ErrorCode;
+use crate::{codes::ErrorCode, job::Job};
 
 /// A request without an answer after this time has failed.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -35,6 +35,9 @@ const PROJECT: &str = "fencepost-project";
 tokio::task_local! {
     /// The trace of the job whose handler runs in this task; jobs that it enqueues continue it.
     pub(crate) static TRACEPARENT: Option<String>;
+    /// The job whose handler runs in this task. It makes the idempotency keys of what it enqueues:
+    /// another attempt that enqueues the same makes no second job.
+    pub(crate) static CURRENT_JOB: Job;
 }
 
 /// Why a call failed.
@@ -298,7 +301,8 @@ impl Client {
         Err((Error::Api(Box::new(ApiError { status, ..error })), after))
     }
 
-    /// Stores a job once, however often the request must be sent, and returns it.
+    /// Stores a job once, however often the request must be sent, and returns it. In the task of a
+    /// handler, another attempt that enqueues the same stores no second job.
     ///
     /// # Errors
     /// When the server refuses it, or does not answer for a minute. At once if the queue is full,
@@ -323,13 +327,15 @@ impl Client {
         fields["payload"] = serde_json::to_value(payload)?;
         let mut own = |name: &str| fields.as_object_mut().and_then(|it| it.remove(name));
         let (own_key, patience) = (own("idempotency_key"), own("retry_seconds"));
+        let of_job = CURRENT_JOB.try_with(|job| job.child_key(&fields)).ok();
+        let own_key = own_key.as_ref().and_then(Value::as_str).map(str::to_owned).or(of_job);
         let mut request = Request::post("/v1/jobs", fields);
         if let Some(seconds) = patience.as_ref().and_then(Value::as_u64) {
             request.retry_time = Duration::from_secs(seconds);
             request.waits_for_room = true;
         }
-        if let Some(key) = own_key.as_ref().and_then(Value::as_str) {
-            request.headers = vec![(IDEMPOTENCY_KEY, key.to_owned())];
+        if let Some(key) = own_key {
+            request.headers = vec![(IDEMPOTENCY_KEY, key)];
         }
         if let Ok(Some(trace)) = TRACEPARENT.try_with(Clone::clone) {
             request.headers.push(("traceparent", trace));

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -64,6 +65,8 @@ pub(crate) struct Shared {
     pub saving: tokio::sync::Mutex<()>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
+    /// How often this attempt has enqueued the same since a checkpoint.
+    children: Mutex<HashMap<String, u32>>,
     begun: Instant,
     /// When the lease was last renewed.
     renewed: Mutex<Instant>,
@@ -80,6 +83,7 @@ impl Default for Shared {
             saving: tokio::sync::Mutex::default(),
             progress: Mutex::new(None),
             sequence: AtomicU64::new(0),
+            children: Mutex::default(),
             begun: Instant::now(),
             renewed: Mutex::new(Instant::now()),
         }
@@ -158,6 +162,17 @@ impl Job {
     /// What proves that this is the current attempt.
     pub(crate) fn fence(&self) -> Value {
         json!({"job_id": self.id, "attempt": self.attempt, "lease_id": self.lease_id})
+    }
+
+    /// The idempotency key of what its handler enqueues next: the same in each attempt that begins
+    /// at the same checkpoint.
+    pub(crate) fn child_key(&self, body: &Value) -> String {
+        let digest = digest(&SHA256, body.to_string().as_bytes());
+        let digest = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}"));
+        let place = format!("{}:{}:{}", self.id, self.sequence(), digest.collect::<String>());
+        let mut children = self.shared.children.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = children.entry(place.clone()).and_modify(|it| *it += 1).or_insert(1);
+        format!("{place}:{number}")
     }
 
     /// The fence and the progress.

@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use uuid::Uuid;
 
 use crate::{
-    client::{Client, Error, Request, TRACEPARENT},
+    client::{CURRENT_JOB, Client, Error, Request, TRACEPARENT},
     job::{Failure, Job},
 };
 
@@ -399,7 +399,7 @@ impl Worker {
             Some(handler) => {
                 // A task of its own: its panic is a failure and no end of the worker.
                 let handled = TRACEPARENT.scope(job.traceparent.clone(), handler(job.clone()));
-                match tokio::spawn(handled).await {
+                match tokio::spawn(CURRENT_JOB.scope(job.clone(), handled)).await {
                     Ok(Ok(result)) => json!({"status": "succeeded", "result": result}),
                     Ok(Err(Failure(end))) => end,
                     Err(panicked) => Failure::new("Panic", &panicked.to_string()).0,

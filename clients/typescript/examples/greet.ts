@@ -5,8 +5,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { Client, type Job, Snooze, Worker } from "fencepost";
 
 const [command, count] = process.argv.slice(2);
+const client = new Client();
 if (command === "enqueue") {
-  const client = new Client();
   const seconds = process.env.RETRY_SECONDS;
   const retryMs = seconds === undefined ? undefined : Number(seconds) * 1000;
   for (let number = 0; number < Number(count); number++) {
@@ -23,6 +23,8 @@ interface Greeting {
   later?: number;
   steps?: number;
   hangs_at?: number;
+  children?: number;
+  fails_first?: boolean;
 }
 
 async function inSteps(job: Job<Greeting | null>, steps: number, hangsAt?: number) {
@@ -47,13 +49,14 @@ const worker = new Worker({
 worker.job<Greeting | null>("greet", async (job) => {
   const { attempt, payload, signal } = job;
   const { name = "world", fail = false, sleep_seconds = 0, spin_seconds = 0 } = payload ?? {};
-  const { later, steps, hangs_at } = payload ?? {};
+  const { later, steps, hangs_at, children = 0, fails_first = false } = payload ?? {};
   if (steps !== undefined) return inSteps(job, steps, hangs_at);
   await sleep(sleep_seconds * 1000, undefined, { signal });
   // The event loop does nothing else meanwhile.
   for (const until = Date.now() + spin_seconds * 1000; Date.now() < until; );
+  for (let n = 0; n < children; n++) await client.enqueue("child", { of: "greet" });
   if (later !== undefined && attempt === 1) throw new Snooze(later);
-  if (fail) throw new Error("asked to fail");
+  if (fail || (fails_first && attempt === 1)) throw new Error("asked to fail");
   return { greeting: `Hello, ${name}!` };
 });
 

@@ -47,6 +47,8 @@ func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 		Later        int
 		Steps        int
 		HangsAt      int `json:"hangs_at"`
+		Children     int
+		FailsFirst   bool `json:"fails_first"`
 	}{Name: "world"}
 	if err := json.Unmarshal(job.Payload, &payload); err != nil {
 		return nil, fencepost.NotRetryable{Err: err}
@@ -59,18 +61,25 @@ func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 		return nil, ctx.Err()
 	case <-time.After(time.Duration(payload.SleepSeconds) * time.Second):
 	}
+	for n := 0; n < payload.Children; n++ {
+		if _, err := client.Enqueue(ctx, "child", fencepost.Fields{"of": "greet"}, nil); err != nil {
+			return nil, err
+		}
+	}
 	if payload.Later > 0 && job.Attempt == 1 {
 		return nil, fencepost.Snooze{For: time.Duration(payload.Later) * time.Second}
 	}
-	if payload.Fail {
+	if payload.Fail || payload.FailsFirst && job.Attempt == 1 {
 		return nil, errors.New("asked to fail")
 	}
 	return map[string]string{"greeting": "Hello, " + payload.Name + "!"}, nil
 }
 
+var client *fencepost.Client
+
 func main() {
-	client, err := fencepost.NewClient("", "")
-	if err != nil {
+	var err error
+	if client, err = fencepost.NewClient("", ""); err != nil {
 		log.Fatal(err)
 	}
 	if len(os.Args) == 3 && os.Args[1] == "enqueue" {

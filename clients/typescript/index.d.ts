@@ -108,6 +108,7 @@ export interface EnqueueOptions {
   run_at?: string;
   expires_at?: string;
   max_attempts?: number;
+  max_losses?: number;
   timeout_seconds?: number;
   retry?: { [field: string]: Json };
   tags?: { [key: string]: string };
@@ -118,11 +119,16 @@ export interface EnqueueOptions {
   concurrency_limit?: number;
   group?: string;
   batch_id?: string;
+  parent_job_id?: string;
+  callback_url?: string;
   check_payload?: boolean;
   on_success?: { [field: string]: Json };
   on_failure?: { [field: string]: Json };
   on_complete?: { [field: string]: Json };
-  /** Default: a new one for each call, so that a job is stored once. */
+  /**
+   * Default: a new one for each call, so that a job is stored once. In a handler, one of the job
+   * and of what it enqueues, so that another attempt makes no second job.
+   */
   idempotencyKey?: string;
   /** Default: that of the job whose handler enqueues it. */
   traceparent?: string;

@@ -58,7 +58,16 @@ fn the_libraries_have_the_version_of_the_server() {
     }
     let [files] = &python::files()[..] else { panic!("one file") };
     let names = names_of_zip(&files.data);
-    for module in ["__init__.py", "client.py", "codes.py", "py.typed", "webhooks.py", "worker.py"] {
+    for module in [
+        "__init__.py",
+        "client.py",
+        "codes.py",
+        "fields.py",
+        "job.py",
+        "py.typed",
+        "webhooks.py",
+        "worker.py",
+    ] {
         assert!(names.contains(&format!("fencepost/{module}")), "{names:?}");
     }
     assert!(python.contains(r#"requires-python = ">=3.9""#), "as the wheel says");

@@ -89,3 +89,21 @@ fn each_library_has_all_codes_of_errors() {
         assert!(text.contains(&format!("    {name},")), "{name}");
     }
 }
+
+#[test]
+fn typed_libraries_have_all_fields_of_an_enqueue() {
+    // Headers, arguments of their own, and what only a workflow has.
+    const OTHERS: [&str; 5] = ["idempotency_key", "job_type", "key", "payload", "template"];
+    let document = fencepost_http::openapi::document();
+    let document = serde_json::to_value(document).expect("JSON");
+    let fields = &document["components"]["schemas"]["EnqueueRequest"]["properties"];
+    let names = fields.as_object().expect("fields").keys().map(String::as_str);
+    let names: Vec<_> = names.filter(|it| !OTHERS.contains(it)).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for (file, mark) in [("python/fencepost/fields.py", ": "), ("typescript/index.d.ts", "?: ")] {
+        let text = std::fs::read_to_string(clients().join(file)).expect("a file");
+        let missing: Vec<_> =
+            names.iter().filter(|it| !text.contains(&format!(" {it}{mark}"))).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?}");
+    }
+}

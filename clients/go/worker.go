@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -19,6 +20,8 @@ import (
 const (
 	// How long a poll waits: shorter than the 30 s after which a silent worker counts as lost.
 	pollWait = 20 * time.Second
+	// Jobs that one poll asks for at most: the server's limit.
+	maxCapacity = 50
 	// Between two heartbeats at most.
 	beatTime = 5 * time.Second
 	// The longest time between two calls while jobs run, as the worker registers it, in seconds.
@@ -230,6 +233,12 @@ type Worker struct {
 	changed  chan struct{}
 	ending   context.Context
 	finish   context.CancelFunc
+	// Slots without a job.
+	idle atomic.Int32
+	// Held by the slot that polls for all of them, and by what changes the rest.
+	asking     sync.Mutex
+	given      []*Job
+	unanswered Fields
 }
 
 // NewWorker returns a worker without handlers.
@@ -470,8 +479,8 @@ func (w *Worker) wanted(fields Fields) Fields {
 	return fields
 }
 
-func (w *Worker) poll(fields Fields) Fields {
-	fields["wait_seconds"], fields["poll_id"] = int(pollWait.Seconds()), randomID()
+func (w *Worker) poll(fields Fields, wait time.Duration) Fields {
+	fields["wait_seconds"], fields["poll_id"] = int(wait.Seconds()), randomID()
 	if w.Lease > 0 {
 		fields["lease_seconds"] = int(w.Lease.Seconds())
 	}
@@ -485,38 +494,62 @@ type given struct {
 }
 
 func (w *Worker) serve() error {
-	var jobs []*Job
-	var poll Fields
-	for len(jobs) > 0 || w.ending.Err() == nil {
-		if len(jobs) > 0 {
-			jobs = append(w.work(jobs[0]), jobs[1:]...)
-			continue
+	for {
+		job, err := w.next()
+		if job == nil {
+			return err
 		}
+		for jobs := []*Job{job}; len(jobs) > 0; {
+			jobs = append(w.work(jobs[0]), jobs[1:]...)
+		}
+	}
+}
+
+// next returns the next job of a slot; none: the worker stops. One poll asks for all idle slots.
+func (w *Worker) next() (*Job, error) {
+	w.idle.Add(1)
+	defer w.idle.Add(-1)
+	w.asking.Lock()
+	defer w.asking.Unlock()
+	for len(w.given) == 0 {
 		parked, changed := w.park()
-		if parked.Err() != nil {
+		switch {
+		case w.ending.Err() != nil:
+			return nil, nil
+		case parked.Err() != nil:
 			select {
 			case <-changed:
 			case <-w.ending.Done():
 			}
-			continue
-		}
-		if poll == nil { // one without an answer is repeated with its id: it gets the same jobs
-			poll = w.poll(Fields{"worker_id": w.ID})
-		}
-		var answer given
-		it := call{method: "POST", path: "/v1/workers/poll", body: poll, wait: pollWait, retry: retryTime}
-		err := w.client.send(parked, it, &answer)
-		var refused *APIError
-		switch {
-		case err == nil:
-			poll, jobs = nil, answer.Jobs
-			w.obey(answer.State)
-		case parked.Err() != nil:
-		case errors.As(err, &refused) && !refused.IsRetryable():
-			return err
 		default:
-			log.Printf("fencepost: a poll failed: %v", err)
+			if err := w.ask(parked); err != nil {
+				return nil, err
+			}
 		}
+	}
+	job := w.given[0]
+	w.given = w.given[1:]
+	return job, nil
+}
+
+func (w *Worker) ask(parked context.Context) error {
+	if w.unanswered == nil { // one without an answer is repeated with its id: it gets the same jobs
+		w.unanswered = w.poll(Fields{"worker_id": w.ID}, pollWait)
+		w.unanswered["capacity"] = math.Min(float64(w.idle.Load()), maxCapacity)
+	}
+	var answer given
+	it := call{method: "POST", path: "/v1/workers/poll", body: w.unanswered, wait: pollWait, retry: retryTime}
+	err := w.client.send(parked, it, &answer)
+	var refused *APIError
+	switch {
+	case err == nil:
+		w.unanswered, w.given = nil, answer.Jobs
+		w.obey(answer.State)
+	case parked.Err() != nil:
+	case errors.As(err, &refused) && !refused.IsRetryable():
+		return err
+	default:
+		log.Printf("fencepost: a poll failed: %v", err)
 	}
 	return nil
 }
@@ -627,10 +660,13 @@ func (w *Worker) ack(job *Job, end Fields) ([]*Job, error) {
 		}
 		return body
 	}
-	it := call{method: "POST", path: "/v1/workers/ack", wait: pollWait, retry: ackRetry}
+	it := call{method: "POST", path: "/v1/workers/ack", retry: ackRetry}
 	if parked, _ := w.park(); parked.Err() == nil {
 		var answer struct{ Poll given }
-		it.body = body(Fields{"then_poll": w.poll(Fields{})})
+		if w.Concurrency == 1 { // else another slot polls for those that have no job
+			it.wait = pollWait
+		}
+		it.body = body(Fields{"then_poll": w.poll(Fields{}, it.wait)})
 		err := w.client.send(parked, it, &answer)
 		var refused *APIError
 		switch {

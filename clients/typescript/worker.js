@@ -20,6 +20,8 @@ import { Pacemaker } from "./pacemaker.js";
 
 /** How long a poll waits. Shorter than the 30 s after which a silent worker counts as lost. */
 const POLL_WAIT_SECONDS = 20;
+/** Jobs that one poll asks for at most: the server's limit. */
+const MAX_CAPACITY = 50;
 /** Between two heartbeats at most. */
 const BEAT_SECONDS = 5;
 /**
@@ -62,6 +64,11 @@ export class Worker {
   #parked = new AbortController();
   #failure;
   #pacemaker;
+  /** Slots without a job, jobs that no slot has taken, and the poll that one of them sends for all. */
+  #idle = 0;
+  #given = [];
+  #unanswered;
+  #isAsking = false;
   #changed = later();
 
   constructor(options = {}) {
@@ -184,6 +191,10 @@ export class Worker {
   #change() {
     if (!this.#mayPoll) this.#parked.abort();
     else if (this.#parked.signal.aborted) this.#parked = new AbortController();
+    this.#wake();
+  }
+
+  #wake() {
     this.#changed.resolve();
     this.#changed = later();
   }
@@ -245,42 +256,64 @@ export class Worker {
     }
   }
 
-  #poll() {
-    const wait_seconds = POLL_WAIT_SECONDS;
+  #poll(wait_seconds) {
     return { ...this.wanted, ...this.lease, wait_seconds, poll_id: pollId() };
   }
 
   async #serve() {
-    let jobs = [];
-    let poll;
-    while (jobs.length > 0 || !this.#isStopping) {
-      if (jobs.length > 0) {
+    for (let job = await this.#next(); job; job = await this.#next()) {
+      let jobs = [job];
+      while (jobs.length > 0) {
         const next = await this.#work(new Job(jobs[0], this));
         jobs = [...next, ...jobs.slice(1)];
-        continue;
       }
-      if (!this.#mayPoll) {
-        await this.#changed.promise;
-        continue;
-      }
-      const { signal } = this.#parked;
-      try {
-        // A poll without an answer is repeated with its id: it gets the same jobs.
-        poll ??= { worker_id: this.id, ...this.#poll() };
-        const options = { waitSeconds: POLL_WAIT_SECONDS, signal };
-        const answer = await this.client.request("POST", "/v1/workers/poll", poll, options);
-        poll = undefined;
-        jobs = answer.jobs;
-        this.#obey(answer.state);
-      } catch (error) {
-        if (signal.aborted) continue;
-        if (error instanceof ApiError && !error.isRetryable) {
-          // Handlers that run have their grace period.
-          this.#failure ??= error;
-          this.stop();
+    }
+  }
+
+  /** The next job of a slot; undefined: the worker stops. One poll asks for all idle slots. */
+  async #next() {
+    this.#idle++;
+    try {
+      while (this.#given.length === 0) {
+        if (this.#isStopping) return undefined;
+        if (this.#isAsking || !this.#mayPoll) {
+          await this.#changed.promise;
+          continue;
         }
-        console.warn(`fencepost: a poll failed: ${error.message}`);
+        this.#isAsking = true;
+        await this.#ask();
+        this.#isAsking = false;
+        this.#wake();
       }
+      return this.#given.shift();
+    } finally {
+      this.#idle--;
+    }
+  }
+
+  async #ask() {
+    const { signal } = this.#parked;
+    try {
+      // A poll without an answer is repeated with its id: it gets the same jobs.
+      this.#unanswered ??= {
+        worker_id: this.id,
+        ...this.#poll(POLL_WAIT_SECONDS),
+        capacity: Math.min(this.#idle, MAX_CAPACITY),
+      };
+      const options = { waitSeconds: POLL_WAIT_SECONDS, signal };
+      const poll = this.#unanswered;
+      const answer = await this.client.request("POST", "/v1/workers/poll", poll, options);
+      this.#unanswered = undefined;
+      this.#given = answer.jobs;
+      this.#obey(answer.state);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && !error.isRetryable) {
+        // Handlers that run have their grace period.
+        this.#failure ??= error;
+        this.stop();
+      }
+      console.warn(`fencepost: a poll failed: ${error.message}`);
     }
   }
 
@@ -315,9 +348,11 @@ export class Worker {
     let body = { worker_id: this.id, ...job.fence(), ...end };
     if (this.#mayPoll) {
       const { signal } = this.#parked;
-      const options = { waitSeconds: POLL_WAIT_SECONDS, retryMs: ACK_RETRY_MS, signal };
+      // Another slot polls for those that have no job.
+      const waitSeconds = this.concurrency === 1 ? POLL_WAIT_SECONDS : 0;
+      const options = { waitSeconds, retryMs: ACK_RETRY_MS, signal };
       try {
-        const then = { ...body, then_poll: this.#poll() };
+        const then = { ...body, then_poll: this.#poll(waitSeconds) };
         const { poll } = await this.client.request("POST", "/v1/workers/ack", then, options);
         this.#obey(poll?.state);
         return poll?.jobs ?? [];

@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     examples::{does_its_duties, greet, must, scratch, start},
-    harness::{Process, TestProject, run, run_for, until},
+    harness::{Process, TestProject, TestServer, fresh_database, limited, run, run_for, until},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -145,8 +145,7 @@ async fn counts(t: &TestProject) -> Value {
 /// workers is killed.
 fn loses_nothing(command: impl Fn() -> std::process::Command) {
     run_for(Duration::from_secs(180), async {
-        let server =
-            crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
+        let server = TestServer::start(fresh_database().await).await;
         let t = &server.project("main").await;
         let url = lossy(&t.url).await;
         let program = || {
@@ -253,6 +252,31 @@ fn another_attempt_of_a_fan_out_makes_no_second_child() {
             assert_eq!(children, Some(2 * (number + 1)), "two of each parent");
             worker.kill().await.expect("it is killed");
         }
+    });
+}
+
+#[test]
+fn idle_slots_of_a_worker_share_one_poll() {
+    const SLOTS: u32 = 5;
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        // A poll of each slot would be refused.
+        let t = server.project_with("main", "free", json!({"parked_polls": 1})).await;
+        for program in [python, typescript, go, rust] {
+            let mut command = Command::from(program());
+            let mut worker = start(&t, command.env("CONCURRENCY", SLOTS.to_string())).await;
+            let waits = json!({"job_type": "greet", "payload": {"sleep_seconds": 600}});
+            let jobs = (0..SLOTS).map(|_| waits.clone()).collect::<Vec<_>>();
+            t.post("/v1/jobs/batch", json!({ "jobs": jobs })).await.is(201);
+            let running = "select count(*) from jobs where state = 'processing'";
+            t.database.until(running, SLOTS.into()).await;
+            worker.kill().await.expect("it is killed");
+            let all = json!({"filter": {"state": "processing"}});
+            t.post("/v1/jobs/cancel", all).await.is(202);
+            t.expire_leases().await;
+            t.database.until(running, 0).await;
+        }
+        server.stop().await;
     });
 }
 

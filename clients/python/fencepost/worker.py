@@ -37,6 +37,8 @@ from .job import (
 #: How long a poll waits for a job, in seconds. Shorter than the 30 s after which a silent worker
 #: counts as lost.
 POLL_WAIT_SECONDS = 20
+#: Jobs that one poll asks for at most: the server's limit.
+MAX_CAPACITY = 50
 #: Between two heartbeats at most, in seconds.
 BEAT_SECONDS = 5.0
 #: The longest time between two calls while jobs run, as the worker registers it. After three times
@@ -97,6 +99,12 @@ class Worker:
         self._slots = [Connection(self.client.url, self.client.key) for _ in range(concurrency)]
         self._active: dict[str, Job] = {}
         self._lock = threading.Lock()
+        #: Held by the slot that polls for all that have no job.
+        self._asking = threading.Lock()
+        #: Slots without a job, and jobs that no slot has taken.
+        self._idle = 0
+        self._given: list[Fields] = []
+        self._unanswered: Optional[Fields] = None
         self._stopping, self._done, self._running = (
             threading.Event(),
             threading.Event(),
@@ -242,38 +250,58 @@ class Worker:
             for job in jobs.values():
                 job.is_overdue = time.monotonic() - job.renewed > job.lease_seconds
 
-    def _poll(self) -> Fields:
+    def _poll(self, wait_seconds: int) -> Fields:
         # In the order of time, so that the server's index stays small.
         poll_id = uuid.UUID(int=int(time.time() * 1000) << 80 | uuid.uuid4().int & ((1 << 80) - 1))
-        wait = {"wait_seconds": POLL_WAIT_SECONDS, "poll_id": str(poll_id)}
+        wait = {"wait_seconds": wait_seconds, "poll_id": str(poll_id)}
         return self._wanted | self._lease | wait
 
     def _serve(self, slot: Connection) -> None:
-        jobs: list[Fields] = []
-        poll: Optional[Fields] = None
-        while jobs or not self._stopping.is_set():
-            try:
-                if jobs:
-                    # Whatever happens, no job is worked on twice.
-                    first, *jobs = jobs
-                    jobs = self._work(slot, Job(first, self)) + jobs
-                    continue
-                self._running.wait()
-                slot.resume()
-                if self._stopping.is_set():
-                    return
-                # A poll without an answer is repeated with its id: it gets the same jobs.
-                poll = poll or {"worker_id": self.id} | self._poll()
-                answer = slot.call("POST", "/v1/workers/poll", poll, wait_seconds=POLL_WAIT_SECONDS)
-                poll, jobs = None, answer["jobs"]
-                self._obey(answer.get("state"))
-            except Aborted:
-                continue
-            except Exception as error:  # whatever it is, the slot must not end
-                log.warning("a poll failed: %s", error)
-                if isinstance(error, ApiError) and not error.is_retryable:
-                    self._failure = error
-                    self.stop()
+        job = self._next(slot)
+        while job:
+            # Whatever happens, no job is worked on twice.
+            jobs = [job]
+            while jobs:
+                first, *jobs = jobs
+                jobs = self._work(slot, Job(first, self)) + jobs
+            job = self._next(slot)
+
+    def _next(self, slot: Connection) -> Optional[Fields]:
+        """The next job of a slot; none: the worker stops. One poll asks for all idle slots."""
+        with self._lock:
+            self._idle += 1
+        try:
+            with self._asking:
+                while not self._given:
+                    self._running.wait()
+                    slot.resume()
+                    if self._stopping.is_set():
+                        return None
+                    self._ask(slot)
+                return self._given.pop(0)
+        finally:
+            with self._lock:
+                self._idle -= 1
+
+    def _ask(self, slot: Connection) -> None:
+        # A poll without an answer is repeated with its id: it gets the same jobs.
+        if not self._unanswered:
+            capacity = {"capacity": min(self._idle, MAX_CAPACITY)}
+            poll = {"worker_id": self.id} | self._poll(POLL_WAIT_SECONDS) | capacity
+            self._unanswered = poll
+        try:
+            answer = slot.call(
+                "POST", "/v1/workers/poll", self._unanswered, wait_seconds=POLL_WAIT_SECONDS
+            )
+            self._unanswered, self._given = None, answer["jobs"]
+            self._obey(answer.get("state"))
+        except Aborted:
+            pass
+        except Exception as error:  # whatever it is, the slot must not end
+            log.warning("a poll failed: %s", error)
+            if isinstance(error, ApiError) and not error.is_retryable:
+                self._failure = error
+                self.stop()
 
     def _work(self, slot: Connection, job: Job) -> list[Fields]:
         with self._lock:
@@ -338,13 +366,15 @@ class Worker:
     def _ack(self, slot: Connection, job: Job, end: Fields) -> list[Fields]:
         body: Fields = {"worker_id": self.id} | job.fence() | end
         if self._running.is_set() and not self._stopping.is_set():
-            then = {"then_poll": self._poll()}
+            # Another slot polls for those that have no job.
+            wait_seconds = POLL_WAIT_SECONDS if self.concurrency == 1 else 0
+            then = {"then_poll": self._poll(wait_seconds)}
             try:
                 answer = slot.call(
                     "POST",
                     "/v1/workers/ack",
                     body | then,
-                    wait_seconds=POLL_WAIT_SECONDS,
+                    wait_seconds=wait_seconds,
                     retry_seconds=ACK_RETRY_SECONDS,
                 )
                 poll = answer.get("poll", {})

@@ -1,11 +1,16 @@
 //! A worker: polls for jobs, keeps their leases, shows their fences, and drains on SIGTERM.
 
+mod polls;
+
 use std::{
     collections::HashMap,
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -22,6 +27,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use uuid::Uuid;
 
+use self::polls::{Asked, Given};
 use crate::{
     client::{CURRENT_JOB, Client, Error, Request, TRACEPARENT},
     job::{Failure, Job},
@@ -68,6 +74,10 @@ pub struct Worker {
     active: Mutex<HashMap<String, Job>>,
     stopping: CancellationToken,
     rest: watch::Sender<Rest>,
+    /// Slots without a job.
+    idle: AtomicUsize,
+    /// Held by the slot that polls for all of them.
+    asked: tokio::sync::Mutex<Asked>,
 }
 
 impl fmt::Debug for Worker {
@@ -108,14 +118,6 @@ impl Rest {
     }
 }
 
-/// The answer to a poll.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Given {
-    jobs: Vec<Job>,
-    state: Option<String>,
-}
-
 impl Worker {
     /// A worker without handlers.
     #[must_use]
@@ -133,6 +135,8 @@ impl Worker {
             active: Mutex::default(),
             stopping: CancellationToken::new(),
             rest: watch::Sender::default(),
+            idle: AtomicUsize::new(0),
+            asked: tokio::sync::Mutex::default(),
         }
     }
 
@@ -337,55 +341,14 @@ impl Worker {
         fields
     }
 
-    /// Ids in the order of time keep the server's index small.
-    fn poll(&self) -> Value {
-        let mut poll = self.wanted(json!({"poll_id": Uuid::now_v7()}));
-        poll["wait_seconds"] = json!(POLL_WAIT.as_secs());
-        poll["lease_seconds"] = json!(self.lease.as_secs());
-        poll
-    }
-
     async fn serve(self: Arc<Self>) -> Result<(), Error> {
-        let mut jobs: Vec<Job> = Vec::new();
-        let mut poll = None;
-        loop {
-            if let Some(job) = jobs.pop() {
+        while let Some(job) = self.next().await? {
+            let mut jobs = vec![job];
+            while let Some(job) = jobs.pop() {
                 jobs.extend(self.work(job).await);
-                continue;
-            }
-            if self.stopping.is_cancelled() {
-                return Ok(());
-            }
-            if !self.may_poll() {
-                let mut rest = self.rest.subscribe();
-                tokio::select! {
-                    () = self.stopping.cancelled() => (),
-                    _ = rest.wait_for(|it| !it.is_on()) => (),
-                }
-                continue;
-            }
-            // A poll without an answer is repeated with its id: it gets the same jobs.
-            let body = poll.get_or_insert_with(|| {
-                let mut poll = self.poll();
-                poll["worker_id"] = json!(self.id);
-                poll
-            });
-            let request = Request::post("/v1/workers/poll", body.clone());
-            let request = Request { wait: POLL_WAIT, ..request };
-            let answered = tokio::select! {
-                answered = self.client.request::<Given>(request) => answered,
-                () = self.parked_too_long() => continue,
-            };
-            match answered {
-                Ok(given) => {
-                    poll = None;
-                    jobs = given.jobs;
-                    self.obey(given.state.as_deref());
-                }
-                Err(error) if error.is_retryable() => tracing::warn!(%error, "a poll failed"),
-                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// Works on a job. Returns those that come with the answer to its ack.
@@ -440,9 +403,11 @@ impl Worker {
         }
         if self.may_poll() {
             let mut then = body(&end);
-            then["then_poll"] = self.poll();
+            // Another slot polls for those that have no job.
+            let wait = if self.concurrency == 1 { POLL_WAIT } else { Duration::ZERO };
+            then["then_poll"] = self.poll(wait);
             let request = Request::post("/v1/workers/ack", then);
-            let request = Request { wait: POLL_WAIT, retry_time: ACK_RETRY_TIME, ..request };
+            let request = Request { wait, retry_time: ACK_RETRY_TIME, ..request };
             let answered = tokio::select! {
                 answered = self.client.request::<Answer>(request) => Some(answered),
                 // It may have been recorded: an ack that shows its fence may be repeated.

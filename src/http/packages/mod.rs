@@ -42,6 +42,7 @@ use sha2::{Digest, Sha256};
 #[include = "typescript/*.d.ts"]
 #[include = "typescript/package.json"]
 #[include = "typescript/README.md"]
+#[exclude = "*/examples/*"]
 #[exclude = "*_test.go"]
 #[exclude = "*/__pycache__/*"]
 struct Sources;

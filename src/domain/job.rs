@@ -154,7 +154,7 @@ pub enum WaitingFor {
     RunAt,
     /// The end of its backoff.
     Backoff,
-    /// Itself to be resumed.
+    /// The end of its own pause.
     JobPaused,
     /// Its parents.
     Parents,

@@ -178,6 +178,20 @@ fn a_paused_job_takes_no_turn_of_its_group() {
 }
 
 #[test]
+fn a_resumed_job_without_a_group_gets_its_turn() {
+    run_alone(async |t| {
+        t.patch("/v1/queues/default", json!({"groups": {"fair": true}})).await.is(200);
+        let id = t.enqueue(json!({})).await;
+        pause(t, &id).await;
+        assert!(t.poll("w", 1).await.is_empty());
+        // As after a minute without jobs that have no group.
+        t.database.execute("delete from group_turns").await;
+        resume(t, &id).await;
+        assert_eq!(t.wait_and_lease("w").await["id"], id.as_str());
+    });
+}
+
+#[test]
 fn a_paused_job_keeps_its_unique_key_until_it_ends_or_expires() {
     run_alone(async |t| {
         let unique = json!({"unique": {"key": "k"}});

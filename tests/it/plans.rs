@@ -461,7 +461,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     })
     .await;
     assert_eq!(found.len(), 50);
-    costs(conn, "next due", 12, async |conn| {
+    costs(conn, "next due", 13, async |conn| {
         sweep::next_due_ms(conn).await.expect("it runs").expect("something is scheduled")
     })
     .await;

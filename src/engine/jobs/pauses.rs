@@ -10,7 +10,7 @@ use sqlx::{Acquire, PgConnection};
 use super::control::{finish, lock, refused};
 use crate::{Engine, cancel, notify::job_event};
 
-/// What a person does to waiting jobs.
+/// A change of waiting jobs: their pause begins or ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pause {
     Begin,
@@ -18,7 +18,7 @@ pub enum Pause {
 }
 
 impl Pause {
-    /// What an operation of this kind does; none: something else.
+    /// The change that an operation of this kind makes; none: it makes another.
     pub(crate) fn of(kind: Kind) -> Option<Self> {
         match kind {
             Kind::JobsPause => Some(Self::Begin),
@@ -72,7 +72,7 @@ pub(crate) async fn set_all(
     Ok(changed)
 }
 
-/// Call it after the commit.
+/// Notifies about changed jobs. Call it after the commit.
 pub(crate) fn publish(engine: &Engine, changed: &[WaitingJob], pause: Pause) {
     engine.notifier.waiting(changed.iter());
     let event = |it: &WaitingJob| job_event(it.key(), pause.event());

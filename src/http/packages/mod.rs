@@ -43,6 +43,7 @@ use sha2::{Digest, Sha256};
 #[include = "typescript/package.json"]
 #[include = "typescript/README.md"]
 #[exclude = "*/examples/*"]
+#[exclude = "*/node_modules/*"]
 #[exclude = "*_test.go"]
 #[exclude = "*/__pycache__/*"]
 struct Sources;
@@ -99,7 +100,7 @@ fn source(path: &str) -> String {
     String::from_utf8(file).unwrap_or_default()
 }
 
-/// All files, made when the first of them is asked for.
+/// All files. The page that lists them makes them, when the server starts.
 static FILES: LazyLock<Vec<Served>> = LazyLock::new(|| {
     let all = [python::files(), typescript::files(), go::files(), rust::files()];
     all.into_iter().flatten().collect()

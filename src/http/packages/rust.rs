@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{File, Served, VERSION, archive, digest, source, sources};
 
 const NAME: &str = "fencepost-client";
-/// What Cargo reads first.
+/// The path that Cargo reads first.
 pub const CONFIG: &str = "/clients/rust/config.json";
 /// Where its index has the crate: below the first letters of the name.
 const ENTRY: &str = "/clients/rust/fe/nc/fencepost-client";

@@ -92,8 +92,10 @@ impl Filter {
             ("age:<", self.created_after.is_some() && line.created_after.is_some()),
             ("age:>", self.created_before.is_some() && line.created_before.is_some()),
             ("id", self.ids.is_some() && has_id),
-            ("is", self.is_paused == Some(false) && line.is_paused),
         ];
+        if self.is_paused == Some(false) && line.is_paused {
+            return Err("has `is:paused`: paused jobs are left out here".to_owned());
+        }
         let tags = [self.tags, line.tags].concat();
         if let Some(name) = search::doubled_tag(&tags) {
             return Err(format!("has `tag:{name}`, which is also given with another value"));

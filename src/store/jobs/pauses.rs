@@ -57,8 +57,8 @@ pub async fn pause(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Vec
 }
 
 /// Resumes those of these jobs that are paused, and returns them. They wait for their parents and
-/// their time as before. A job of a group that is due waits for the promoter, which knows whether
-/// its group has room.
+/// their time; those that have been claimed before are in backoff meanwhile. A job of a group that
+/// is due waits for the promoter, which knows whether its group has room.
 pub async fn resume(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Vec<WaitingJob>> {
     sqlx::query_as!(
         WaitingJob,
@@ -73,7 +73,8 @@ pub async fn resume(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Ve
         ), resumed as (
             update jobs
             set paused_at = null,
-                unfinished_parents = jobs.unfinished_parents - 1,
+                -- An older node that starts a held workflow counts no pause.
+                unfinished_parents = greatest(jobs.unfinished_parents - 1, 0),
                 state = case
                     when jobs.unfinished_parents > 1 then 'scheduled'
                     when jobs.run_at > statement_timestamp() and jobs.attempt > 0 then 'backoff'
@@ -82,13 +83,16 @@ pub async fn resume(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Ve
                     else 'scheduled'
                 end,
                 ready_at = case
-                    when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()
+                    when jobs.unfinished_parents <= 1 and jobs.run_at <= statement_timestamp()
                     then statement_timestamp()
                 end
             from paused
             where jobs.project_id = paused.project_id and jobs.id = paused.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.constraint_key
+                      jobs.state, jobs.constraint_key, case
+                          when jobs.takes_turns and jobs.state = 'pending'
+                          then note_turn(jobs.project_id, jobs.queue, jobs.group_key)
+                      end as turn
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select project_id, queue, -count(*), count(*), count(*) filter (where state = 'backoff')
@@ -98,7 +102,7 @@ pub async fn resume(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<Ve
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               constraint_key is not null "is_constrained!", false "has_noted_turn!"
+               constraint_key is not null "is_constrained!", turn is true "has_noted_turn!"
         from resumed
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

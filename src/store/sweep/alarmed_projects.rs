@@ -23,7 +23,7 @@ pub async fn find(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec
 }
 
 /// Projects with ready or running jobs, with jobs that wait for their groups, with dead letters of
-/// groups, or with jobs that were lost again. Reads an entry of each.
+/// groups, or with kept jobs that were lost again at any time. Reads an entry of each.
 async fn with_jobs(conn: &mut PgConnection, after: ProjectId) -> sqlx::Result<Vec<ProjectId>> {
     sqlx::query_scalar!(
         r#"

@@ -216,7 +216,8 @@ pub async fn late_loops(conn: &mut PgConnection) -> sqlx::Result<Vec<(String, f6
              )
              union all
              select 'promote', (
-                 select run_at from jobs
+                 -- A resumed job of a group is due since then.
+                 select greatest(run_at, ready_at) from jobs
                  where state in ('scheduled', 'backoff') and unfinished_parents = 0
                  order by run_at limit 1
              )

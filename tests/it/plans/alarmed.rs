@@ -10,6 +10,7 @@ const IDLE_PROJECTS: i32 = 20_000;
 /// Tables that alarms look in.
 const TABLES: &[&str] = &[
     "jobs",
+    "job_bodies",
     "incidents",
     "dead_letter_groups",
     "queue_types",
@@ -39,6 +40,9 @@ async fn fill_idle(database: &Database) {
                     now() + interval '1 day', 3, 600
              from generate_series(1, {n}) n"
         ),
+        "insert into job_bodies (project_id, job_id, payload)
+         select project_id, id, 'null' from jobs"
+            .to_owned(),
         format!(
             "insert into incidents (project_id, id, alarm, rule, subject, details, mail_to,
                                     resolved_at)
@@ -110,6 +114,10 @@ const TROUBLES: &[(&str, &str)] = &[
          set state = 'processing', attempt = 1, lease_id = gen_random_uuid(), worker_id = 'w',
              claimed_at = now(), lease_seconds = 300, lease_expires_at = now() + interval '300 s'
          where project_id = $",
+    ),
+    (
+        "a job that was lost again",
+        "update job_bodies set lost_again_at = now() where project_id = $",
     ),
     ("an open incident", "update incidents set resolved_at = null where project_id = $"),
     (

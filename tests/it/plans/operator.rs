@@ -71,7 +71,7 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         })
         .await;
         assert_eq!(types, ["rare"]);
-        costs(conn, "where jobs wait", 330, async |conn| {
+        costs(conn, "where jobs wait", 335, async |conn| {
             gauges::places(conn, ALIVE_SECONDS).await.expect("it runs")
         })
         .await;

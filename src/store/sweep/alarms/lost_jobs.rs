@@ -10,7 +10,8 @@ use uuid::Uuid;
 use super::Found;
 
 /// Jobs that were lost again in the last [`LOST_MINUTES`], live or dead-lettered: of each type in
-/// each queue the one that was lost most. The last [`MAX_LOST_JOBS`] of a project are looked at.
+/// each queue the one that was lost most, and at most 100 of them for an alarm. The last
+/// [`MAX_LOST_JOBS`] of a project are looked at.
 pub async fn jobs_lost(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Result<Vec<Found>> {
     sqlx::query_as!(
         Found,
@@ -55,7 +56,7 @@ pub async fn jobs_lost(conn: &mut PgConnection, projects: &[i32]) -> sqlx::Resul
 }
 
 /// Workers that have lost these jobs of a project: of each the last [`MAX_LOSING_WORKERS`], the
-/// last first.
+/// last first, among its last 100 losses.
 pub async fn losing_workers(
     conn: &mut PgConnection,
     project_id: ProjectId,

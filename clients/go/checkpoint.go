@@ -56,6 +56,9 @@ func (j *Job) save(ctx context.Context, checkpoint any) error {
 		return fmt.Errorf("%w: it is %s", ErrNotSaved, answer.Checkpoint)
 	}
 	j.Checkpoint = data
+	j.mutex.Lock()
+	j.stored = sequence
+	j.mutex.Unlock()
 	return nil
 }
 

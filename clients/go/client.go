@@ -193,7 +193,7 @@ func (c *Client) send(ctx context.Context, it call, answer any) error {
 			return ctx.Err()
 		}
 		if pause == firstPause && it.retry > 0 {
-			log.Printf("fencepost: %s did not answer: %v; trying again", c.url, err)
+			log.Printf("fencepost: a request to %s failed: %v; trying again", c.url, err)
 		}
 		if pause > maxPause {
 			pause = maxPause
@@ -316,6 +316,48 @@ func (c *Client) Enqueue(ctx context.Context, jobType string, payload any, field
 	}
 	job := &JobRecord{}
 	return job, c.send(ctx, it, job)
+}
+
+// EnqueueMany stores all of these jobs, or none. Each has job_type, payload and the other fields of
+// POST /v1/jobs.
+func (c *Client) EnqueueMany(ctx context.Context, jobs []Fields) ([]*JobRecord, error) {
+	body := Fields{"jobs": jobs}
+	headers := map[string]string{"Idempotency-Key": newKey(ctx, body)}
+	var answer struct{ Jobs []*JobRecord }
+	err := c.RequestWith(ctx, "POST", "/v1/jobs/batch", headers, body, &answer)
+	return answer.Jobs, err
+}
+
+// Items calls each with all items of a list, page by page, until it returns an error:
+// Items(ctx, "/v1/jobs?q=state:pending", each).
+func (c *Client) Items(ctx context.Context, path string, each func(json.RawMessage) error) error {
+	begins := "?"
+	if strings.Contains(path, "?") {
+		begins = "&"
+	}
+	for at := ""; ; {
+		page := map[string]json.RawMessage{}
+		if err := c.Request(ctx, "GET", path+at, nil, &page); err != nil {
+			return err
+		}
+		var cursor string
+		_ = json.Unmarshal(page["next_cursor"], &cursor)
+		for _, value := range page {
+			var items []json.RawMessage
+			if json.Unmarshal(value, &items) != nil {
+				continue
+			}
+			for _, item := range items {
+				if err := each(item); err != nil {
+					return err
+				}
+			}
+		}
+		if cursor == "" {
+			return nil
+		}
+		at = begins + "cursor=" + url.QueryEscape(cursor)
+	}
 }
 
 // Job returns the job as it is now.

@@ -102,15 +102,19 @@ type Job struct {
 	Checkpoint         json.RawMessage `json:"checkpoint"`
 	CheckpointSequence int64           `json:"checkpoint_sequence"`
 
-	worker   *Worker
-	stop     context.CancelFunc
-	mutex    sync.Mutex
-	why      error
-	isLost   bool
+	worker *Worker
+	stop   context.CancelFunc
+	mutex  sync.Mutex
+	why    error
+	isLost bool
+	// Its handler has ended.
+	done     atomic.Bool
 	begun    time.Time
 	renewed  time.Time
 	progress *float64
-	// How often this attempt has enqueued the same since a checkpoint.
+	// The number of the last checkpoint that was stored: where another attempt begins.
+	stored int64
+	// How often this attempt has enqueued the same since then.
 	children map[string]int
 	// One checkpoint is stored after the other.
 	saving   sync.Mutex
@@ -145,7 +149,7 @@ func (j *Job) childKey(content []byte) string {
 	digest := sha256.Sum256(content)
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
-	place := fmt.Sprintf("%s:%d:%x", j.ID, j.CheckpointSequence, digest[:16])
+	place := fmt.Sprintf("%s:%d:%x", j.ID, j.stored, digest[:16])
 	if j.children == nil {
 		j.children = map[string]int{}
 	}
@@ -235,7 +239,7 @@ type Worker struct {
 	finish   context.CancelFunc
 	// Slots without a job.
 	idle atomic.Int32
-	// Held by the slot that polls for all of them, and by what changes the rest.
+	// Held by the slot that polls for all of them; it guards the rest.
 	asking     sync.Mutex
 	given      []*Job
 	unanswered Fields
@@ -449,7 +453,7 @@ func (w *Worker) beat(done chan struct{}) {
 		for _, it := range answer.Jobs {
 			if job := jobs[it.JobID]; job != nil {
 				job.renew(begun)
-				if it.Status == "lost" {
+				if it.Status == "lost" && !job.done.Load() { // else its ack is on the way
 					log.Printf("fencepost: job %s %s: its outcome will not count", job.ID, job.fate())
 				}
 				if it.Status != "ok" {
@@ -508,9 +512,10 @@ func (w *Worker) serve() error {
 // next returns the next job of a slot; none: the worker stops. One poll asks for all idle slots.
 func (w *Worker) next() (*Job, error) {
 	w.idle.Add(1)
-	defer w.idle.Add(-1)
 	w.asking.Lock()
 	defer w.asking.Unlock()
+	// Before the next slot asks, for itself and the others.
+	defer w.idle.Add(-1)
 	for len(w.given) == 0 {
 		parked, changed := w.park()
 		switch {
@@ -559,7 +564,7 @@ func (w *Worker) work(job *Job) []*Job {
 	ctx, stop := context.WithCancel(context.WithValue(ctx, jobKey{}, job))
 	defer stop()
 	job.worker, job.stop, job.begun = w, stop, time.Now()
-	job.renewed = job.begun
+	job.renewed, job.stored = job.begun, job.CheckpointSequence
 	w.mutex.Lock()
 	earlier := w.active[job.ID]
 	w.active[job.ID] = job
@@ -576,6 +581,7 @@ func (w *Worker) work(job *Job) []*Job {
 	}()
 	begun := time.Now()
 	end := w.handle(ctx, job)
+	job.done.Store(true)
 	end["duration_ms"] = time.Since(begun).Milliseconds()
 	if job.lost() {
 		return nil

@@ -142,7 +142,7 @@ export class Client {
       if (failure instanceof ApiError && !failure.isRetryable) throw failure;
       if (failure.isNoRoom && !waitsForRoom) throw failure;
       if (pause === PAUSE_MS && retryMs > 0) {
-        console.warn(`fencepost: ${this.url} did not answer: ${failure.message}; trying again`);
+        console.warn(`fencepost: a request to ${this.url} failed: ${failure.message}; trying again`);
       }
       // Half of it by chance, so that clients do not come back together.
       const chance = pause * (0.5 + Math.random() / 2);
@@ -187,6 +187,17 @@ export class Client {
     const body = { jobs };
     const headers = { "idempotency-key": idempotencyKey ?? newKey(body) };
     return (await this.request("POST", "/v1/jobs/batch", body, { headers, retryMs })).jobs;
+  }
+
+  /** All items of a list, page by page: `items("/v1/jobs?q=state:pending")`. */
+  async *items(path) {
+    const begins = path.includes("?") ? "&" : "?";
+    let at = "";
+    do {
+      const page = await this.request("GET", path + at);
+      yield* Object.values(page).find(Array.isArray);
+      at = page.next_cursor && `${begins}cursor=${encodeURIComponent(page.next_cursor)}`;
+    } while (at);
   }
 
   /** The job as it is now. */

@@ -165,6 +165,8 @@ export class Client {
     jobs: ({ job_type: string; payload?: unknown } & EnqueueOptions)[],
     options?: { idempotencyKey?: string; retryMs?: number },
   ): Promise<JobRecord[]>;
+  /** All items of a list, page by page: `items("/v1/jobs?q=state:pending")`. */
+  items(path: string): AsyncGenerator<any>;
   /** The job as it is now. */
   job(id: string): Promise<JobRecord>;
   /** The job when it has ended, or after this time as it is then. */

@@ -46,6 +46,8 @@ export class Job {
   #begun;
   #sequence = 0;
   #saved;
+  /** The number of the last checkpoint that was stored: where another attempt begins. */
+  #stored;
   #saving = Promise.resolve();
   /** How often this attempt has enqueued the same since a checkpoint. */
   #children = new Map();
@@ -63,9 +65,12 @@ export class Job {
     /** How far earlier attempts have come, as `save` stored it. Undefined: nowhere. */
     this.checkpoint = data.checkpoint;
     this.#saved = data.checkpoint_sequence ?? 0;
+    this.#stored = this.#saved;
     /** From 0 to 1; set it while you work. */
     this.progress = undefined;
     this.isLost = false;
+    /** Its handler has ended. */
+    this.isDone = false;
     /** When the lease was last renewed. */
     this.renewed = performance.now();
     this.#begun = this.renewed;
@@ -88,11 +93,15 @@ export class Job {
 
   lose() {
     this.isLost = true;
+    if (!this.isDone) this.#warn();
+    this.stop(new Cancelled("its lease is lost"));
+  }
+
+  #warn() {
     const limit = this.data.timeout_seconds;
     const hasOutlived = performance.now() - this.#begun >= limit * 1000;
     const why = hasOutlived ? `has outlived its timeout of ${limit} s` : "has lost its lease";
     console.warn(`fencepost: job ${this.id} ${why}: its outcome will not count`);
-    this.stop(new Cancelled("its lease is lost"));
   }
 
   /** Throws when the job must stop. */
@@ -111,7 +120,7 @@ export class Job {
    */
   childKey(body) {
     const digest = createHash("sha256").update(JSON.stringify(body)).digest("hex").slice(0, 32);
-    const place = `${this.id}:${this.#saved}:${digest}`;
+    const place = `${this.id}:${this.#stored}:${digest}`;
     const number = (this.#children.get(place) ?? 0) + 1;
     this.#children.set(place, number);
     return `${place}:${number}`;
@@ -147,6 +156,7 @@ export class Job {
         this.check();
       }
       this.checkpoint = checkpoint;
+      this.#stored = this.#saved;
       if (answer.status === "cancel") this.stop(new Cancelled("it was cancelled"));
     });
     this.#saving = saved.catch(() => {});

@@ -15,8 +15,9 @@ export class Pacemaker {
 
   /** `onAnswer` gets what the server has said of a heartbeat, and when it was sent. */
   constructor(client, workerId, beatMs, onAnswer) {
-    const data = { ...credentialsOf(client), workerId, beatMs };
-    this.#thread = new Thread(new URL("./pacemaker.js", import.meta.url), { workerData: data });
+    const fencepostPacemaker = { ...credentialsOf(client), workerId, beatMs };
+    const options = { workerData: { fencepostPacemaker } };
+    this.#thread = new Thread(new URL("./pacemaker.js", import.meta.url), options);
     // It must not keep the process alive.
     this.#thread.unref();
     this.#thread.on("message", onAnswer);
@@ -56,7 +57,7 @@ function standIn({ url, key, workerId, beatMs }) {
     sentAt = now;
     if (!hasWarned) {
       const seconds = (silentMs / 1000).toFixed(1);
-      console.warn(`fencepost: the event loop is blocked for ${seconds} s; heartbeats go on`);
+      console.warn(`fencepost: the event loop is blocked for ${seconds} s: a thread sends the heartbeats`);
       hasWarned = true;
     }
     const begun = Date.now();
@@ -71,4 +72,5 @@ function standIn({ url, key, workerId, beatMs }) {
   }, beatMs / LOOKS_A_BEAT);
 }
 
-if (!isMainThread && workerData?.workerId !== undefined) standIn(workerData);
+// Other threads may import the library, too.
+if (!isMainThread && workerData?.fencepostPacemaker) standIn(workerData.fencepostPacemaker);

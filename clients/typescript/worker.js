@@ -250,6 +250,8 @@ export class Worker {
       } catch (error) {
         console.warn(`fencepost: a heartbeat failed: ${error.message}`);
       }
+      // A slow server blocks no event loop.
+      this.#shown();
       for (const job of jobs) {
         if (job.isOverdue) job.stop(new Cancelled("its lease was not renewed"));
       }
@@ -332,6 +334,7 @@ export class Worker {
           result: JSON.parse(JSON.stringify(result ?? null)),
         }))
         .catch((thrown) => failed(reason(thrown, job), job));
+      job.isDone = true;
       end.duration_ms = Date.now() - begun;
       return job.isLost ? [] : await this.#ack(job, end);
     } catch (error) {

@@ -1,6 +1,7 @@
 //! The client libraries of `clients/`: each as a user would run it, against a real server, over a
 //! network that loses answers, and with a worker that is killed.
 
+mod lists;
 mod refusals;
 
 use std::{

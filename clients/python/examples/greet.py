@@ -14,6 +14,11 @@ if sys.argv[1:2] == ["enqueue"]:
         client.enqueue("greet", {"name": f"number {number}"}, retry_seconds=retry_seconds)
     sys.exit()
 
+if sys.argv[1:2] == ["many"]:
+    stored = client.enqueue_many([{"job_type": "many"}] * int(sys.argv[2]))
+    print(len(stored), len(list(client.items("/v1/jobs?q=type:many&limit=2"))))
+    sys.exit()
+
 worker = Worker(
     queues=["default"],
     concurrency=int(os.environ.get("CONCURRENCY", "1")),

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from .codes import ErrorCode
 from .fields import EnqueueFields, NewJob
@@ -216,7 +216,7 @@ class Connection:
                     raise Aborted from error
                 failure = error
             if pause == PAUSE_SECONDS and retry_seconds > 0:
-                log.warning("%s did not answer: %s; trying again", self._url, failure)
+                log.warning("a request to %s failed: %s; trying again", self._url, failure)
             # Half of it by chance, so that clients do not come back together.
             wait = pause * random.uniform(0.5, 1.0)
             if after is not None:
@@ -319,6 +319,18 @@ class Client:
         )
         stored: list[Fields] = answer["jobs"]
         return stored
+
+    def items(self, path: str) -> Iterator[Fields]:
+        """All items of a list, page by page: `items("/v1/jobs?q=state:pending")`."""
+        cursor: Optional[str] = None
+        while True:
+            begins = "&" if "?" in path else "?"
+            at = f"{begins}cursor={urllib.parse.quote(cursor, safe='')}" if cursor else ""
+            page = self.request("GET", path + at)
+            yield from next(it for it in page.values() if isinstance(it, list))
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
 
     def job(self, job_id: str) -> Fields:
         """The job as it is now."""

@@ -81,6 +81,8 @@ class Job:
         #: From 0 to 1; set it while you work.
         self.progress: Optional[float] = None
         self.is_cancelled = self.is_lost = self.is_released = False
+        #: Its handler has ended.
+        self.is_done = False
         #: The lease was not renewed for its whole length: another worker may have the job.
         self.is_overdue = False
         #: When the lease was last renewed, and how long it lasts.
@@ -88,6 +90,8 @@ class Job:
         self._begun = self.renewed
         self._worker, self._sequence = worker, 0
         self._saved: int = data.get("checkpoint_sequence", 0)
+        #: The number of the last checkpoint that was stored: where another attempt begins.
+        self._stored = self._saved
         self._saving = threading.Lock()
         #: How often this attempt has enqueued the same since a checkpoint.
         self._children: collections.Counter[str] = collections.Counter()
@@ -96,8 +100,8 @@ class Job:
     def child_key(self, body: Any) -> str:
         """The idempotency key of what its handler enqueues next: the same in each attempt that
         begins at the same checkpoint."""
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
-        place = f"{self.id}:{self._saved}:{digest}"
+        digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:32]
+        place = f"{self.id}:{self._stored}:{digest}"
         with self._counting:
             self._children[place] += 1
             return f"{place}:{self._children[place]}"
@@ -109,6 +113,8 @@ class Job:
     def lose(self) -> None:
         """Another worker may have it."""
         self.is_lost = True
+        if self.is_done:  # its ack is on the way
+            return
         seconds = time.monotonic() - self._begun
         limit: int = self.data["timeout_seconds"]
         why = "has lost its lease" if seconds < limit else f"has outlived its timeout of {limit} s"
@@ -157,7 +163,7 @@ class Job:
             log.warning("the server is too old for checkpoints")
         elif saved != "stored":
             raise NotSaved(f"the checkpoint is {saved}")
-        self.checkpoint = checkpoint
+        self.checkpoint, self._stored = checkpoint, self._saved
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
         """Runs `work` if no attempt has done so, and returns its result: the checkpoint has it."""

@@ -270,8 +270,8 @@ class Worker:
         """The next job of a slot; none: the worker stops. One poll asks for all idle slots."""
         with self._lock:
             self._idle += 1
-        try:
-            with self._asking:
+        with self._asking:
+            try:
                 while not self._given:
                     self._running.wait()
                     slot.resume()
@@ -279,9 +279,9 @@ class Worker:
                         return None
                     self._ask(slot)
                 return self._given.pop(0)
-        finally:
-            with self._lock:
-                self._idle -= 1
+            finally:  # before the next slot asks, for itself and the others
+                with self._lock:
+                    self._idle -= 1
 
     def _ask(self, slot: Connection) -> None:
         # A poll without an answer is repeated with its id: it gets the same jobs.
@@ -311,6 +311,7 @@ class Worker:
             self._active[job.id] = job
         try:
             end = self._handle(job)
+            job.is_done = True
             return [] if job.is_lost else self._ack(slot, job, end)
         except Exception as error:
             # 409: another attempt decides.

@@ -47,6 +47,22 @@ async fn greet(job: Job) -> Result<Value, Failure> {
     Ok(json!({"greeting": format!("Hello, {name}!")}))
 }
 
+/// Enqueues this number of jobs at once, and counts all of them, page by page.
+#[expect(clippy::print_stdout, reason = "the line says how many")]
+async fn many(client: &Client, count: usize) -> Result<(), Error> {
+    let stored = client.enqueue_many(&vec![json!({"job_type": "many"}); count]).await?;
+    let (mut found, mut cursor) = (0, None);
+    loop {
+        let (jobs, next) = client.page("/v1/jobs?q=type:many&limit=2", cursor.as_deref()).await?;
+        found += jobs.len();
+        cursor = next;
+        if cursor.is_none() {
+            println!("{} {found}", stored.len());
+            return Ok(());
+        }
+    }
+}
+
 #[tokio::main]
 #[expect(clippy::print_stdout, reason = "the line says that it is ready")]
 async fn main() -> Result<(), Error> {
@@ -64,6 +80,11 @@ async fn main() -> Result<(), Error> {
             client.enqueue_with("greet", payload, fields.clone()).await?;
         }
         return Ok(());
+    }
+    if let [command, count] = &arguments[..]
+        && command == "many"
+    {
+        return many(&client, count.parse().unwrap_or(0)).await;
     }
     let mut worker = Worker::new(client);
     worker.concurrency = usize::try_from(number("CONCURRENCY", 1)).unwrap_or(1);

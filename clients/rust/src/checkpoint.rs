@@ -19,7 +19,10 @@ type Fields = Map<String, Value>;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Saved {
     pub checkpoint: Option<Value>,
+    /// The number of the last one that was sent.
     pub sequence: i64,
+    /// The number of the last one that was stored: where another attempt begins.
+    pub stored: i64,
 }
 
 #[derive(Default, Deserialize)]
@@ -35,9 +38,9 @@ impl Job {
         self.saved().checkpoint
     }
 
-    /// The number of the last checkpoint that was sent.
-    pub(crate) fn sequence(&self) -> i64 {
-        self.saved().sequence
+    /// The number of the last checkpoint that was stored.
+    pub(crate) fn stored(&self) -> i64 {
+        self.saved().stored
     }
 
     fn saved(&self) -> Saved {
@@ -45,6 +48,7 @@ impl Job {
         there.unwrap_or_else(|| Saved {
             checkpoint: self.checkpoint.clone(),
             sequence: self.checkpoint_sequence,
+            stored: self.checkpoint_sequence,
         })
     }
 
@@ -91,7 +95,7 @@ impl Job {
                 return Err(Failure::new("NotSaved", &format!("the checkpoint is {other}")));
             }
         }
-        self.keep(Saved { checkpoint: Some(checkpoint), sequence });
+        self.keep(Saved { checkpoint: Some(checkpoint), sequence, stored: sequence });
         Ok(())
     }
 

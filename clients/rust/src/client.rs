@@ -12,7 +12,7 @@ use reqwest::{
     redirect::Policy,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
@@ -254,7 +254,7 @@ impl Client {
                 return Err(error);
             }
             if pause == FIRST_PAUSE {
-                tracing::warn!(url = self.url, %error, "the server did not answer, trying again");
+                tracing::warn!(url = self.url, %error, "a request failed, trying again");
             }
             sleep(wait).await;
             pause = (pause * 2).min(MAX_PAUSE);
@@ -330,8 +330,9 @@ impl Client {
         let of_job = CURRENT_JOB.try_with(|job| job.child_key(&fields)).ok();
         let own_key = own_key.as_ref().and_then(Value::as_str).map(str::to_owned).or(of_job);
         let mut request = Request::post("/v1/jobs", fields);
-        if let Some(seconds) = patience.as_ref().and_then(Value::as_u64) {
-            request.retry_time = Duration::from_secs(seconds);
+        if let Some(patience) = patience {
+            let refused = Error::Setup("retry_seconds must be a whole number");
+            request.retry_time = Duration::from_secs(patience.as_u64().ok_or(refused)?);
             request.waits_for_room = true;
         }
         if let Some(key) = own_key {
@@ -341,6 +342,48 @@ impl Client {
             request.headers.push(("traceparent", trace));
         }
         self.request(request).await
+    }
+
+    /// Stores all of these jobs, or none. Each has `job_type`, `payload` and the other fields of
+    /// `POST /v1/jobs`.
+    ///
+    /// # Errors
+    /// As for [`Self::enqueue`].
+    pub async fn enqueue_many(&self, jobs: &[Value]) -> Result<Vec<Value>, Error> {
+        #[derive(Deserialize)]
+        struct Stored {
+            jobs: Vec<Value>,
+        }
+        let body = json!({"jobs": jobs});
+        let of_job = CURRENT_JOB.try_with(|job| job.child_key(&body)).ok();
+        let mut request = Request::post("/v1/jobs/batch", body);
+        if let Some(key) = of_job {
+            request.headers = vec![(IDEMPOTENCY_KEY, key)];
+        }
+        let stored: Stored = self.request(request).await?;
+        Ok(stored.jobs)
+    }
+
+    /// One page of a list, and its `next_cursor`, which the next call takes; none: it was the last
+    /// one. `page("/v1/jobs?q=state:pending", None)` is the first.
+    ///
+    /// # Errors
+    /// When the server refuses it, or does not answer for a minute.
+    pub async fn page(
+        &self,
+        path: &str,
+        cursor: Option<&str>,
+    ) -> Result<(Vec<Value>, Option<String>), Error> {
+        let begins = if path.contains('?') { '&' } else { '?' };
+        let at = cursor.map(|it| format!("{begins}cursor={it}")).unwrap_or_default();
+        let mut page: Map<String, Value> =
+            self.request(Request::get(&format!("{path}{at}"))).await?;
+        let next = page.remove("next_cursor").and_then(|it| it.as_str().map(str::to_owned));
+        let items = page.into_iter().find_map(|(_, it)| match it {
+            Value::Array(items) => Some(items),
+            _ => None,
+        });
+        Ok((items.unwrap_or_default(), next))
     }
 
     /// The job as it is now.

@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     pub stopped: CancellationToken,
     pub is_lost: AtomicBool,
     pub is_released: AtomicBool,
+    /// Its handler has ended: an ack is on the way.
+    pub is_done: AtomicBool,
     /// The worker that runs it: its client and its name.
     pub worker: OnceLock<(Client, String)>,
     /// What this attempt has stored.
@@ -78,6 +80,7 @@ impl Default for Shared {
             stopped: CancellationToken::new(),
             is_lost: AtomicBool::new(false),
             is_released: AtomicBool::new(false),
+            is_done: AtomicBool::new(false),
             worker: OnceLock::new(),
             saved: Mutex::new(None),
             saving: tokio::sync::Mutex::default(),
@@ -151,10 +154,13 @@ impl Job {
 
     /// Its lease is lost.
     pub(crate) fn lose(&self) {
-        let has_outlived =
-            self.shared.begun.elapsed() >= Duration::from_secs(self.timeout_seconds.into());
-        let why = if has_outlived { "has outlived its timeout" } else { "has lost its lease" };
-        tracing::warn!(job = self.id, "the job {why}: its outcome will not count");
+        if !self.shared.is_done.load(Ordering::Relaxed) {
+            let timeout_seconds = self.timeout_seconds;
+            let limit = Duration::from_secs(timeout_seconds.into());
+            let has_outlived = self.shared.begun.elapsed() >= limit;
+            let why = if has_outlived { "has outlived its timeout" } else { "has lost its lease" };
+            tracing::warn!(job.id = self.id, timeout_seconds, "a job {why}: its outcome is void");
+        }
         self.shared.is_lost.store(true, Ordering::Relaxed);
         self.shared.stopped.cancel();
     }
@@ -169,7 +175,7 @@ impl Job {
     pub(crate) fn child_key(&self, body: &Value) -> String {
         let digest = digest(&SHA256, body.to_string().as_bytes());
         let digest = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}"));
-        let place = format!("{}:{}:{}", self.id, self.sequence(), digest.collect::<String>());
+        let place = format!("{}:{}:{}", self.id, self.stored(), digest.collect::<String>());
         let mut children = self.shared.children.lock().unwrap_or_else(PoisonError::into_inner);
         let number = children.entry(place.clone()).and_modify(|it| *it += 1).or_insert(1);
         format!("{place}:{number}")

@@ -370,6 +370,7 @@ impl Worker {
             }
             None => Failure::released().0,
         };
+        job.shared.is_done.store(true, Ordering::Relaxed);
         end["duration_ms"] = json!(begun.elapsed().as_millis());
         let next = match job.is_lost() {
             true => Ok(Vec::new()),

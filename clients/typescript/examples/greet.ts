@@ -15,6 +15,15 @@ if (command === "enqueue") {
   process.exit();
 }
 
+if (command === "many") {
+  const jobs = Array.from({ length: Number(count) }, () => ({ job_type: "many" }));
+  const stored = await client.enqueueMany(jobs);
+  let found = 0;
+  for await (const _ of client.items("/v1/jobs?q=type:many&limit=2")) found += 1;
+  console.log(stored.length, found);
+  process.exit();
+}
+
 interface Greeting {
   name?: string;
   fail?: boolean;

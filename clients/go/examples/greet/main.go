@@ -75,6 +75,25 @@ func greet(ctx context.Context, job *fencepost.Job) (any, error) {
 	return map[string]string{"greeting": "Hello, " + payload.Name + "!"}, nil
 }
 
+// many enqueues this number of jobs at once, and counts all of them, page by page.
+func many(number string) {
+	ctx, count, jobs := context.Background(), 0, []fencepost.Fields{}
+	for wanted, _ := strconv.Atoi(number); len(jobs) < wanted; {
+		jobs = append(jobs, fencepost.Fields{"job_type": "many"})
+	}
+	stored, err := client.EnqueueMany(ctx, jobs)
+	if err == nil {
+		err = client.Items(ctx, "/v1/jobs?q=type:many&limit=2", func(json.RawMessage) error {
+			count++
+			return nil
+		})
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(stored), count)
+}
+
 var client *fencepost.Client
 
 func main() {
@@ -94,6 +113,10 @@ func main() {
 				log.Fatal(err)
 			}
 		}
+		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == "many" {
+		many(os.Args[2])
 		return
 	}
 	worker := fencepost.NewWorker(client)

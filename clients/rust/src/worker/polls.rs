@@ -43,13 +43,14 @@ impl Worker {
     /// The next job of a slot; none: the worker stops. One poll asks for all idle slots.
     pub(super) async fn next(&self) -> Result<Option<Job>, Error> {
         self.idle.fetch_add(1, Ordering::Relaxed);
-        let next = self.next_of_all().await;
+        let mut asked = self.asked.lock().await;
+        let next = self.next_of_all(&mut asked).await;
+        // Before the next slot asks, for itself and the others.
         self.idle.fetch_sub(1, Ordering::Relaxed);
         next
     }
 
-    async fn next_of_all(&self) -> Result<Option<Job>, Error> {
-        let mut asked = self.asked.lock().await;
+    async fn next_of_all(&self, asked: &mut Asked) -> Result<Option<Job>, Error> {
         loop {
             if let Some(job) = asked.given.pop() {
                 return Ok(Some(job));
@@ -65,7 +66,7 @@ impl Worker {
                 }
                 continue;
             }
-            self.ask(&mut asked).await?;
+            self.ask(asked).await?;
         }
     }
 

@@ -185,7 +185,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let may = |kind: Kind| frame.may_manage() && refused.is_none() && can_be(kind);
     let [may_cancel, may_retry, may_replay] =
         [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay].map(may);
-    // Each page of a project that pauses no job does without both buttons.
+    // A button that could do nothing to the jobs of this page would be in the way.
     let is_paused = |it: &Job| it.paused_at.is_some();
     let waits = |it: &Job| matches!(it.state, JobState::Scheduled | JobState::Pending);
     let may_resume = may(Kind::JobsResume) && page.jobs.iter().any(is_paused);

@@ -183,8 +183,7 @@ impl Kind {
     #[must_use]
     pub const fn states(self) -> &'static [JobState] {
         match self {
-            Self::QueuePurge => &[JobState::Scheduled, JobState::Pending],
-            Self::JobsPause => &[JobState::Scheduled, JobState::Pending],
+            Self::QueuePurge | Self::JobsPause => &[JobState::Scheduled, JobState::Pending],
             Self::JobsResume => &[JobState::Scheduled],
             Self::JobsCancel => &[JobState::Scheduled, JobState::Pending, JobState::Processing],
             Self::JobsRetry => &[JobState::DeadLetter, JobState::Cancelled],
@@ -193,7 +192,7 @@ impl Kind {
         }
     }
 
-    /// Whether it selects only paused jobs, or only others; none: any.
+    /// True: it selects only paused jobs; false: only others; none: both.
     #[must_use]
     pub const fn of_paused(self) -> Option<bool> {
         match self {

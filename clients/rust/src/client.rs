@@ -72,7 +72,7 @@ impl Error {
         }
     }
 
-    /// Whether a queue is full, or a quota is used up.
+    /// True if a queue is full, or a quota is used up.
     #[must_use]
     pub fn is_no_room(&self) -> bool {
         matches!(self, Self::Api(it)
@@ -327,16 +327,12 @@ impl Client {
         fields["payload"] = serde_json::to_value(payload)?;
         let mut own = |name: &str| fields.as_object_mut().and_then(|it| it.remove(name));
         let (own_key, patience) = (own("idempotency_key"), own("retry_seconds"));
-        let of_job = CURRENT_JOB.try_with(|job| job.child_key(&fields)).ok();
-        let own_key = own_key.as_ref().and_then(Value::as_str).map(str::to_owned).or(of_job);
-        let mut request = Request::post("/v1/jobs", fields);
+        let own_key = own_key.as_ref().and_then(Value::as_str).map(str::to_owned);
+        let mut request = enqueuing("/v1/jobs", fields, own_key);
         if let Some(patience) = patience {
             let refused = Error::Setup("retry_seconds must be a whole number");
             request.retry_time = Duration::from_secs(patience.as_u64().ok_or(refused)?);
             request.waits_for_room = true;
-        }
-        if let Some(key) = own_key {
-            request.headers = vec![(IDEMPOTENCY_KEY, key)];
         }
         if let Ok(Some(trace)) = TRACEPARENT.try_with(Clone::clone) {
             request.headers.push(("traceparent", trace));
@@ -355,12 +351,7 @@ impl Client {
             jobs: Vec<Value>,
         }
         let body = json!({"jobs": jobs});
-        let of_job = CURRENT_JOB.try_with(|job| job.child_key(&body)).ok();
-        let mut request = Request::post("/v1/jobs/batch", body);
-        if let Some(key) = of_job {
-            request.headers = vec![(IDEMPOTENCY_KEY, key)];
-        }
-        let stored: Stored = self.request(request).await?;
+        let stored: Stored = self.request(enqueuing("/v1/jobs/batch", body, None)).await?;
         Ok(stored.jobs)
     }
 
@@ -417,6 +408,17 @@ impl Client {
     pub async fn cancel(&self, id: &str) -> Result<Value, Error> {
         self.request(Request::post(&format!("{}/cancel", job_path(id)), json!({}))).await
     }
+}
+
+/// A request that enqueues, under the key of its caller, or of the job whose handler runs here.
+fn enqueuing(path: &str, body: Value, own_key: Option<String>) -> Request<'_> {
+    let of_job = || CURRENT_JOB.try_with(|job| job.child_key(&body)).ok();
+    let key = own_key.or_else(of_job);
+    let mut request = Request::post(path, body);
+    if let Some(key) = key {
+        request.headers = vec![(IDEMPOTENCY_KEY, key)];
+    }
+    request
 }
 
 /// Whatever an id is, it stays in its part of the path.

@@ -67,7 +67,7 @@ pub(crate) struct Shared {
     pub saving: tokio::sync::Mutex<()>,
     progress: Mutex<Option<f32>>,
     sequence: AtomicU64,
-    /// How often this attempt has enqueued the same since a checkpoint.
+    /// Number of times that this attempt has enqueued the same since a checkpoint.
     children: Mutex<HashMap<String, u32>>,
     begun: Instant,
     /// When the lease was last renewed.

@@ -40,7 +40,7 @@ pub struct JobAhead {
     pub state: StoredState,
     /// When it may run, or could from.
     pub run_at: DateTime<Utc>,
-    /// Whether it is paused.
+    /// A person has paused it.
     pub is_paused: bool,
     /// Whether it waits for parents.
     pub waits_for_parents: bool,

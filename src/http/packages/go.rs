@@ -2,7 +2,7 @@
 
 use super::{Served, VERSION, archive, source, sources};
 
-/// The path of the module, the same on every server: a path has no port.
+/// The import path of the module, the same on every server: an import path has no port.
 const MODULE: &str = "fencepost.example/fencepost";
 
 fn at(name: &str) -> String {
@@ -13,14 +13,9 @@ fn of_version(end: &str) -> String {
     at(&format!("@v/v{VERSION}.{end}"))
 }
 
-/// Where the module is.
+/// The path of the module.
 pub fn path() -> String {
     of_version("zip")
-}
-
-pub fn paths() -> Vec<String> {
-    let [info, manifest] = ["info", "mod"].map(of_version);
-    vec![at("@v/list"), at("@latest"), info, manifest, path()]
 }
 
 pub fn files() -> Vec<Served> {

@@ -16,11 +16,7 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::State,
-    http::{
-        StatusCode,
-        header::{CACHE_CONTROL, CONTENT_TYPE},
-    },
-    response::{IntoResponse, Response},
+    http::header::{CACHE_CONTROL, CONTENT_TYPE},
     routing,
 };
 use fencepost_web::app::App;
@@ -56,7 +52,7 @@ const LICENCES: [(&str, &str); 2] = [
 /// The version of the server and of its libraries.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A file to serve: what installs a library, or what says which files there are.
+/// A file that installs a library, or a list of such files.
 struct Served {
     path: String,
     kind: &'static str,
@@ -100,7 +96,7 @@ fn source(path: &str) -> String {
     String::from_utf8(file).unwrap_or_default()
 }
 
-/// All files. The page that lists them makes them, when the server starts.
+/// All files, made when the server starts.
 static FILES: LazyLock<Vec<Served>> = LazyLock::new(|| {
     let all = [python::files(), typescript::files(), go::files(), rust::files()];
     all.into_iter().flatten().collect()
@@ -108,24 +104,17 @@ static FILES: LazyLock<Vec<Served>> = LazyLock::new(|| {
 
 /// The files below `/clients/`.
 pub fn routes() -> Router<App> {
-    let paths = [python::paths(), typescript::paths(), go::paths(), rust::paths()];
     let mut router = Router::new().route(rust::CONFIG, routing::get(registry));
-    for path in paths.into_iter().flatten() {
-        let file = path.clone();
-        router = router.route(&path, routing::get(async move || serve(&file)));
+    for file in FILES.iter() {
+        // A server of another version has other bytes.
+        let head = [(CONTENT_TYPE, file.kind), (CACHE_CONTROL, "no-cache")];
+        let serve = routing::get(async move || (head, file.data.clone()));
+        router = router.route(&file.path, serve);
     }
     router
 }
 
-fn serve(path: &str) -> Response {
-    let Some(file) = FILES.iter().find(|it| it.path == path) else {
-        return StatusCode::NOT_FOUND.into_response();
-    };
-    // A server of another version has other bytes.
-    ([(CONTENT_TYPE, file.kind), (CACHE_CONTROL, "no-cache")], file.data.clone()).into_response()
-}
-
-/// Where Cargo loads crates from. It takes no relative URL.
+/// The configuration of the registry. Cargo takes no relative URL.
 async fn registry(State(app): State<App>) -> Json<serde_json::Value> {
     Json(rust::config(&app.accounts.public_url))
 }

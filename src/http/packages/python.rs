@@ -9,13 +9,9 @@ const ABOUT: &str = "Client and worker for Fencepost, a job queue with an HTTP A
 const PYTHON: &str = ">=3.9";
 const LICENCE: &str = "MIT OR Apache-2.0";
 
-/// Where the wheel is.
+/// The path of the wheel.
 pub fn path() -> String {
     format!("/clients/fencepost-{VERSION}-py3-none-any.whl")
-}
-
-pub fn paths() -> Vec<String> {
-    vec![path()]
 }
 
 pub fn files() -> Vec<Served> {

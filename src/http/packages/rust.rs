@@ -9,23 +9,19 @@ use super::{File, Served, VERSION, archive, digest, source, sources};
 const NAME: &str = "fencepost-client";
 /// The path that Cargo reads first.
 pub const CONFIG: &str = "/clients/rust/config.json";
-/// Where its index has the crate: below the first letters of the name.
-const ENTRY: &str = "/clients/rust/fe/nc/fencepost-client";
+/// The path of the crate in the index: below the first letters of its name.
+pub const ENTRY: &str = "/clients/rust/fe/nc/fencepost-client";
 /// Dependencies are in the public registry.
 const CRATES_IO: &str = "https://github.com/rust-lang/crates.io-index";
-/// What the manifest has only inside its repository.
+/// Parts of the manifest that hold in its repository alone.
 const OF_REPOSITORY: [&str; 2] = ["publish = false\n", "\n[lints]\nworkspace = true\n"];
 
-/// Where the crate is.
+/// The path of the crate.
 pub fn path() -> String {
     format!("/clients/rust/{NAME}-{VERSION}.crate")
 }
 
-pub fn paths() -> Vec<String> {
-    vec![ENTRY.to_owned(), path()]
-}
-
-/// Where crates are, for a server with this URL.
+/// The configuration of the registry of a server with this URL.
 pub fn config(public_url: &str) -> Value {
     json!({"dl": format!("{public_url}/clients/rust/{{crate}}-{{version}}.crate")})
 }
@@ -49,7 +45,7 @@ fn manifest() -> String {
     OF_REPOSITORY.iter().fold(all, |text, part| text.replace(part, ""))
 }
 
-/// What the index says of the crate: one line.
+/// The line of the index about the crate.
 fn entry(manifest: &str, digest: &str) -> String {
     #[derive(Deserialize)]
     struct Manifest {

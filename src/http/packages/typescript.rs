@@ -1,17 +1,13 @@
-//! The package of npm: what `npm pack` makes.
+//! The package of npm, as `npm pack` makes it.
 
 use super::{Served, VERSION, archive, sources};
 
 /// The folder of all files, as npm wants it.
 const FOLDER: &str = "package";
 
-/// Where the package is.
+/// The path of the package.
 pub fn path() -> String {
     format!("/clients/fencepost-{VERSION}.tgz")
-}
-
-pub fn paths() -> Vec<String> {
-    vec![path()]
 }
 
 pub fn files() -> Vec<Served> {

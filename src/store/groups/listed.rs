@@ -38,7 +38,7 @@ pub struct GroupRow {
     pub head_created_at: Option<DateTime<Utc>>,
     /// Parents that it waits for.
     pub head_parents: Option<i32>,
-    /// Since when a person lets it wait.
+    /// Time at which a person paused it; none: it is not paused.
     pub head_paused_at: Option<DateTime<Utc>>,
     /// Its own rules; all null: none.
     pub own_weight: Option<i16>,

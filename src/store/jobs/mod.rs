@@ -100,7 +100,7 @@ pub struct JobRow {
     pub unfinished_parents: i32,
     /// Whether it waits for its group.
     pub waits_for_group: bool,
-    /// Since when a person lets it wait.
+    /// Time at which a person paused it; none: it is not paused.
     pub paused_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub progress: Option<f32>,
